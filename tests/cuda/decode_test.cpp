@@ -87,6 +87,10 @@ std::vector<Rows> all_rows() {
       {{3, 1, 64, 0, 0.12}, 30, 7, {0, 6, 7, 150, 209}, true},           // a run has many pages
       {{1, 1, 64, 100, 0.12}, 1, 100, {int64_t{5} << 32, 99}, false},    // more tokens than 32 bits count
       {{1, 1, 64, 0, 0.12}, 1, 9000, {8191, 8192, 8999}, false},
+      // Of 256 channels: four heads share, as published models have it, and sixteen; a window; in pages, a part turned.
+      {{16, 4, 256, 0, 0.06}, 1, 300, {0, 15, 127, 128, 299}, false},
+      {{16, 1, 256, 40, 0.06}, 1, 40, {39, 100}, false},
+      {{2, 1, 256, 0, 0.06, 10000, 64}, 4, 70, {0, 69, 70, 279}, true},
       // Turned queries and keys, by that kernel (in the emulation). The token's own row is:
       // - in the tiles that are asked for at first,
       // - in a later one (8319: the last of a run of 160),

@@ -5,7 +5,7 @@
 // others. All that changes from token to token is read from device memory, so one captured launch serves all tokens.
 // Query heads that share keys are up to four in a block, so that a row is read once for them. The block of the last run
 // also puts the token's own key and value where they belong: the row that they replace has left the window. bf16 heads
-// of 64 or 128 channels have a kernel of products for their runs (decode_tiles.cu).
+// of 64, 128 or 256 channels have a kernel of products for their runs (decode_tiles.cu).
 //   decode_rows_kernel   grid: sequences x heads / kHeads, runs
 //   decode_join_kernel   grid: sequences x heads
 #include <cmath>
@@ -176,7 +176,7 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
   of.runs = static_cast<int>(decode_runs(shape, past_k));
   of.parts = decode_parts(exec.arena, shape, q.rows, of.runs);
   const bool in_sixteens = aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v);
-  const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && (a.dim == 64 || a.dim == 128),
+  const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && takes_decode_tiles(a.dim),
              inside = tiles && rotates_whole_heads(shape);
   if (inside) of.theta = shape.theta;
   if (shape.turns() && !inside) rotary_heads(exec, q, k, shape, layout, Rotation::kForward);

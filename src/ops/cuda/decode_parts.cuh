@@ -101,7 +101,9 @@ FW_DEVICE void leave_part(int heads, int count, int dim, const Row& rows, const 
   }
 }
 
-// The runs of bf16 heads of 64 or 128 channels, all at multiples of 16 bytes, by products of warps (decode_tiles.cu).
+// The runs of bf16 heads of 64, 128 or 256 channels, all at multiples of 16 bytes, by products of warps
+// (decode_tiles.cu). Those of 256 have room on Hopper alone.
+bool takes_decode_tiles(int dim);
 void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream);
 
 }  // namespace fw::cuda

@@ -1,4 +1,4 @@
-// The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64 or 128 channels. A
+// The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64, 128 or 256 channels. A
 // warp takes tiles of 16 rows, loads them into its own shared memory by cp.async, two ahead, and multiplies them as
 // matrices. A row is then a few instructions. Numbers one by one were some hundred, which took longer than the memory.
 // The query heads that share keys, up to eight, are the rows of the products' other side.
@@ -21,7 +21,8 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kTilingBlocks = 3;  // of an SM
+// Of an SM, by registers and shared memory.
+constexpr int tiling_blocks(int dim) { return dim <= 128 ? 3 : 1; }
 constexpr int kTilingWarps = kRowThreads / 32, kRowsOfTile = 16, kTilesAhead = 2, kHeadsOfTile = 8;
 
 // A warp's tiles in shared memory: rows of kDim numbers whose packets are permuted within 8 rows, so that ldmatrix
@@ -108,8 +109,10 @@ constexpr size_t tiling_bytes(int of_block) {
          RunSums<kDim>::bytes(of_block);
 }
 
+size_t room_of_block() { return current_arch() == Arch::kSm90 ? kSm90SharedBytes : kSm80SharedBytes; }
+
 template <int kDim>
-__global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
+__global__ void __launch_bounds__(kRowThreads, tiling_blocks(kDim))
     decode_tiles_kernel(const DecodeArgs<Bf16> of, int of_block, const __grid_constant__ RotaryShares rotations) {
   constexpr int kPackets = kDim / 8, kSteps = kDim / 16, kRowsAtOnce = 32 / kPackets,
                 kStep = kTilingWarps * kRowsOfTile;
@@ -283,20 +286,27 @@ __global__ void __launch_bounds__(kRowThreads, kTilingBlocks)
 
 }  // namespace
 
+bool takes_decode_tiles(int dim) {
+  return dim == 64 || dim == 128 || (dim == 256 && tiling_bytes<256>(1) <= room_of_block());
+}
+
 void decode_tiles(const DecodeArgs<Bf16>& of, int64_t sequences, void* stream) {
-  const PlainArgs<Bf16>& a = of.plain;
-  int of_block = a.group;
-  while (of_block > kHeadsOfTile) of_block = of_block % 2 == 0 ? of_block / 2 : 1;
-  // Few sequences: a block a run. Many: as many blocks as the machine has room for twice over, which go from run to run
-  // without asking for the token again.
-  const int64_t across = sequences * a.heads / of_block, enough = 2 * kTilingBlocks * persistent_ctas();
-  const Dim3 grid{static_cast<unsigned>(across),
-                  static_cast<unsigned>(std::clamp<int64_t>((enough + across - 1) / across, 1, of.runs))};
   const auto launch_for = [&]<int kDim>() {
+    const PlainArgs<Bf16>& a = of.plain;
+    // Heads of a block: all that share keys, if there is room. No bits depend on it.
+    int of_block = a.group;
+    while (of_block > kHeadsOfTile || (of_block > 1 && tiling_bytes<kDim>(of_block) > room_of_block()))
+      of_block = of_block % 2 == 0 ? of_block / 2 : 1;
+    // Few sequences: a block a run. Many: as many blocks as the machine has room for twice over, which go from run to
+    // run without asking for the token again.
+    const int64_t across = sequences * a.heads / of_block, enough = 2 * tiling_blocks(kDim) * persistent_ctas();
+    const Dim3 grid{static_cast<unsigned>(across),
+                    static_cast<unsigned>(std::clamp<int64_t>((enough + across - 1) / across, 1, of.runs))};
     launch_overlapped(decode_tiles_kernel<kDim>, grid, kRowThreads, tiling_bytes<kDim>(of_block), stream, of, of_block,
                       RotaryShares(of.theta, a.dim));
   };
-  a.dim == 64 ? launch_for.template operator()<64>() : launch_for.template operator()<128>();
+  if (of.plain.dim == 64) return launch_for.template operator()<64>();
+  of.plain.dim == 128 ? launch_for.template operator()<128>() : launch_for.template operator()<256>();
 }
 
 }  // namespace fw::cuda
