@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/device.h"
@@ -16,8 +19,10 @@
 #include "cli/selftest_scans.h"
 #include "cli/signals.h"
 #include "fastweight/fastweight.h"
+#include "gpu/device.h"
 #include "reference/compare.h"
 #include "reference/header_run.h"
+#include "reference/rounded.h"
 #include "report/table.h"
 
 namespace fw::cli {
@@ -118,10 +123,29 @@ struct Check {
   double share() const { return field.error / bound; }
 };
 
-Check check(const ReferenceProblem& problem, const ReferenceOutputs& forward, const ReferenceInputs& backward,
-            const Kind& kind, const Column& column) {
+// A shape's problem and what the reference says of it.
+struct Expected {
+  ReferenceProblem problem;
+  ReferenceOutputs forward;
+  ReferenceInputs backward;
+
+  explicit Expected(ReferenceProblem p)
+      : problem(std::move(p)), forward(problem.forward()), backward(problem.backward()) {}
+};
+
+// Without a name where this GPU has no chunk form of the call.
+Check check(const Expected& expected, const Kind& kind, const Column& column) {
+  const auto& [problem, forward, backward] = expected;
   HeaderRun run = kind.run;
   run.form = column.form;
+  if (run.device == FW_DEVICE_CUDA && column.form == FW_FORM_CHUNK && cuda::current_arch() != cuda::Arch::kSm90) {
+    std::string plan;
+    run.form = FW_FORM_AUTO;
+    run.plan_text = &plan;
+    header_forward(problem, run);
+    if (plan.find("form: chunk") == std::string::npos) return {};
+    run.plan_text = nullptr;
+  }
   // Gradients that are a small part of the whole (the preconditioner's gates) are measured against a share of it.
   const double floor_share = run.bf16_operands ? 1e-2 : 1e-3;
   if (column.backward) {
@@ -214,13 +238,15 @@ int Selftest::run(Options&) {
     std::vector<std::array<Check, kColumns.size()>> rows(all_kinds.size());
     for (const ProblemOptions& shape : shapes(rules[i], device)) {
       stop_point("selftest", static_cast<int64_t>(i), static_cast<int64_t>(rules.size()), "rules");
-      const ReferenceProblem problem = random_problem(rules[i], shape);
-      const ReferenceOutputs forward = problem.forward();
-      const ReferenceInputs backward = problem.backward();
+      const Expected exact(random_problem(rules[i], shape));
+      // The chunk form on a GPU makes rows of bf16 of float32 tensors: what that rounds is not its products' error.
+      std::optional<Expected> rounded;
+      if (device == FW_DEVICE_CUDA) rounded.emplace(of_bf16_numbers(exact.problem));
       for (size_t kind = 0; kind < all_kinds.size(); ++kind) {
         for (size_t c = 0; c < kColumns.size(); ++c) {
           if (!has(all_kinds[kind], kColumns[c], rules[i])) continue;
-          const Check now = check(problem, forward, backward, all_kinds[kind], kColumns[c]);
+          const Check now = check(all_kinds[kind].run.bf16_operands ? *rounded : exact, all_kinds[kind], kColumns[c]);
+          if (now.field.name.empty()) continue;
           if (rows[kind][c].field.name.empty() || now.share() > rows[kind][c].share()) rows[kind][c] = now;
         }
       }

@@ -2,6 +2,7 @@
 // then a sum over all tokens, and so are the errors of keys that enter it: they grow with the root of their number.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/random.h"
@@ -57,6 +58,9 @@ Problem alike_problem(const char* rule, const AlikeCase& of, int64_t tokens) {
   return of_bf16_numbers(problem);
 }
 
+// Without the low parts of tiles that Hopper's kernels have.
+constexpr double kWithoutLowParts = 8e-2;
+
 TEST(AlikeKeys, HaveTheirOutputsAndStates) {
   for (const char* rule : {"kda", "gated_deltanet"}) {
     for (const AlikeCase& of : kAlikeCases) {
@@ -64,7 +68,8 @@ TEST(AlikeKeys, HaveTheirOutputsAndStates) {
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor))
-        EXPECT_LE(e.error, of.outputs) << rule << ", " << of.name << ", " << e.name;
+        EXPECT_LE(e.error, on_hopper() ? of.outputs : std::max(of.outputs, kWithoutLowParts))
+            << rule << ", " << of.name << ", " << e.name;
     }
   }
 }

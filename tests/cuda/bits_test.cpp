@@ -339,9 +339,11 @@ TEST(BitsOfGroupedHeads, AddUpInTheirOrder) {
     run.segment = -1;
     const std::string text = text_of_call(problem, 1, 390);
     const std::string_view name = c.name;
-    EXPECT_EQ(text.find("adds up heads") != std::string::npos, name != "qdelta" && name != "gated_deltanet_neg")
-        << text;
-    EXPECT_NE(text.find("gradients: beside the reverse scan"), std::string::npos) << text;
+    if (on_hopper()) {
+      EXPECT_EQ(text.find("adds up heads") != std::string::npos, name != "qdelta" && name != "gated_deltanet_neg")
+          << text;
+      EXPECT_NE(text.find("gradients: beside the reverse scan"), std::string::npos) << text;
+    }
     const ReferenceInputs beside = header_backward(problem, run);
     EXPECT_TRUE(close_gradients(beside, problem.backward(), rule, false));
     run.seqlens = 32;

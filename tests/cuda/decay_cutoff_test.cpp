@@ -54,7 +54,7 @@ TEST(Fades, AtTheBoundAStateIsCarriedOnOrNot) {
         dropped = std::max(dropped, std::abs(cut.final_state[i] - whole.final_state[i]));
       }
       EXPECT_TRUE(close(whole, expected, 6e-3, kChunkFloor)) << rule << " " << sum;
-      if (sum > -27.72) {
+      if (sum > -27.72 || !on_hopper()) {  // kernels for other GPUs carry all on
         EXPECT_TRUE(close(cut, expected, 6e-3, kChunkFloor)) << rule << " " << sum;
       } else {
         EXPECT_GT(dropped, 0.1 * largest * 0x1p-40) << rule;
@@ -93,7 +93,7 @@ TEST(Fades, LogitsTellAsTheirValuesDo) {
         dropped = std::max(dropped, std::abs(cut.final_state[i] - whole.final_state[i]));
       }
       EXPECT_TRUE(close(whole, expected, 6e-3, kChunkFloor)) << rule << " " << sum;
-      if (sum > -25) {
+      if (sum > -25 || !on_hopper()) {
         EXPECT_TRUE(close(cut, expected, 6e-3, kChunkFloor)) << rule;
       } else {
         EXPECT_GT(dropped, 0.1 * carried) << rule;

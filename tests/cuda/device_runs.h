@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/bf16.h"
 #include "base/device.h"
 #include "gpu/device.h"
 #include "reference/fields.h"
+#include "reference/rounded.h"
 #include "rule/gates.h"
 #include "rule/rule.h"
 #include "rule/tokens.h"
@@ -27,12 +27,14 @@ inline bool emulated() { return device_info().emulated; }
 // cannot say.
 inline bool lacks(const Rule& rule) { return cuda_backend().lacks(rule, 2, 2) != nullptr; }
 
+inline bool on_hopper() { return cuda::current_arch() == cuda::Arch::kSm90; }
+
 // The chunk form: where a GPU has it for some rules alone (sm80/), the others take the token form.
 inline HeaderRun device_run(fw_form form) {
   HeaderRun run;
   run.device = FW_DEVICE_CUDA;
   run.dtype = FW_F32;
-  run.form = form == FW_FORM_CHUNK && cuda::current_arch() < cuda::Arch::kSm90 ? FW_FORM_AUTO : form;
+  run.form = form == FW_FORM_CHUNK && !on_hopper() ? FW_FORM_AUTO : form;
   run.bf16_operands = form == FW_FORM_CHUNK;
   return run;
 }
@@ -52,29 +54,6 @@ inline std::string text_of_call(const Problem& problem, int64_t B, int64_t T) {
   text.resize(fw_plan_text(&desc, text.data(), text.size()));
   return text;
 }
-
-// Inputs and cotangents of tokens, each number as `round` leaves it.
-template <class Round>
-Problem with_rounded_tokens(Problem p, const Round& round) {
-  const auto all = [&](std::vector<double>& values) {
-    for (double& x : values) x = static_cast<double>(round(static_cast<float>(x)));
-  };
-  for (const auto& field : reference_input_fields()) {
-    if (of_tokens(field.name)) all(p.in.*field.values);
-  }
-  for (const auto& field : reference_output_fields()) {
-    if (of_tokens(field.name)) all(p.d.*field.values);
-  }
-  return p;
-}
-
-inline float as_bf16(float x) {
-  float value = 0;
-  round_to_bf16_values(1, &x, &value);
-  return value;
-}
-// So that a run with bf16 tensors starts from the reference's numbers.
-inline Problem of_bf16_numbers(Problem p) { return with_rounded_tokens(std::move(p), as_bf16); }
 
 // Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient
 // (NoDecayState, gradients/phases.cuh).

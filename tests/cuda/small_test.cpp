@@ -351,7 +351,9 @@ TEST(Small, GradientsBesideTheScan) {
       std::string text;
       run.plan_text = &text;
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
-      EXPECT_NE(text.find("beside the reverse scan"), std::string::npos) << text;
+      if (on_hopper()) {
+        EXPECT_NE(text.find("beside the reverse scan"), std::string::npos) << text;
+      }
     }
   }
 }
