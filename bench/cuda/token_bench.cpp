@@ -188,7 +188,7 @@ void ring(const char* rule, int64_t sequences) {
   if (std::strstr(text, only) == nullptr) return;
   Memory memory;
   const Problem base = problem(memory, rule, sequences, 1);
-  const int64_t row = 2 * kDim + (base.in.g.data == nullptr ? 0 : base.rule.decay == Decay::kChannel ? kDim : 1);
+  const int64_t row = 2 * kDim + (base.in.g.data == nullptr ? 0 : base.rule.decay == Decay::kChannel ? kDim : 4);
   const double heads = static_cast<double>(sequences * kHeads);
   const double bytes = 4 * heads * (kDim * kDim * (1 + 1.0 / kTokens) + static_cast<double>(row) * (kTokens + 1) / 2);
   const int layers = once ? 1 : 4;
