@@ -13,6 +13,8 @@ namespace fw::cuda {
 inline constexpr int kValueBlock = 64;  // value columns that one consumer warp group of a scan owns
 constexpr int value_block_count(int columns) { return (columns + kValueBlock - 1) / kValueBlock; }
 
+enum class Direction { kForward, kReverse };  // through the tokens of a sequence
+
 // The channels of a tensor from number `first` on.
 FW_HOST_DEVICE inline TokenArg from_channel(TokenArg a, int first) {
   if (a.data != nullptr) a.data = static_cast<char*>(a.data) + first * (a.bf16 != 0 ? 2 : 4);

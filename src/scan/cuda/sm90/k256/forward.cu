@@ -250,7 +250,8 @@ void launch_forward(const ScanForwardArgs& args, const K256Tiles& chunk_tiles, v
   const K256ForwardArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
   with_constants(
       [&](auto writes_o, auto saves) {
-        using Shape = K256Shape<K256Traits{.form = kForm, .reverse = false, .writes_o = writes_o, .saves = saves}>;
+        using Shape = K256Shape<K256Traits{
+            .form = kForm, .direction = Direction::kForward, .writes_o = writes_o, .saves = saves}>;
         launch_overlapped(k256_forward_kernel<Shape>,
                           scan_grid(args.sequences, args.HV, k256_blocks(args.V, all.groups)), kK256Threads,
                           Shape::kShared, stream, all,

@@ -36,14 +36,15 @@ static_assert(offsetof(QETiles<kMaxTileK>, z_scale) - offsetof(QETiles<kMaxTileK
 // place of k of two, Q in that of q; numbers are gamma and z_scale.
 struct K256Traits {
   K256Form form = K256Form::kRows;
-  bool reverse = false;
+  Direction direction = Direction::kForward;
   bool writes_o = false;
   bool saves = false;  // S^T and W (D^T, and V or dZ) of every chunk
 };
 template <K256Traits kTraits>
 struct K256Shape {
   static constexpr K256Form kForm = kTraits.form;
-  static constexpr bool kReverse = kTraits.reverse, kOut = kTraits.writes_o, kSave = kTraits.saves;
+  static constexpr bool kReverse = kTraits.direction == Direction::kReverse, kOut = kTraits.writes_o,
+                        kSave = kTraits.saves;
   static constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums,
                         kChunkTiles = kForm == K256Form::kKeys;
   // What chunks load besides k: q, with sums in reverse after A and P; A; P.

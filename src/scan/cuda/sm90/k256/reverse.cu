@@ -196,7 +196,8 @@ void launch_reverse(const ScanReverseArgs& args, const K256Tiles& chunk_tiles, v
   const K256ReverseArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
   with_constants(
       [&](auto saves) {
-        using Shape = K256Shape<K256Traits{.form = kForm, .reverse = true, .writes_o = false, .saves = saves}>;
+        using Shape =
+            K256Shape<K256Traits{.form = kForm, .direction = Direction::kReverse, .writes_o = false, .saves = saves}>;
         launch_overlapped(k256_reverse_kernel<Shape>,
                           scan_grid(args.sequences, args.HV, k256_blocks(args.V, all.groups)), kK256Threads,
                           Shape::kShared, stream, all,

@@ -277,7 +277,7 @@ struct RowsOfM<kTileK, true, kLeaves> {
   // After it.
   FW_DEVICE void start(char* shared) {
     const RunPointers<kN> from = runs(shared);
-    run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), from, precond.a);
+    run_start<Direction::kForward, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), from, precond.a);
   }
   FW_DEVICE void next(int step, int row, const float (&k)[kN], float (&m)[kN]) {
     if constexpr (kLeaves) {

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   int start = 0;  // the first chunk
   if constexpr (!kOut && !kSave) {
     if (args.parts != nullptr) {
-      const int fading = fading_chunks<false>(args.uses_decay_cutoff, args.sequences, coord, shared);
+      const int fading = fading_chunks<Direction::kForward>(args.uses_decay_cutoff, args.sequences, coord, shared);
       if (fading > 0 && coord.map) {
         const float nothing[kTileK / 2] = {};
         if (thread_index() >= kStateThread) store_state(args.maps, coord, coord.n, args.K, args.K, nothing);

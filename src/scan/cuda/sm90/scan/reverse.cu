@@ -80,7 +80,7 @@ FW_DEVICE int reverse_chunks(const ScanReverseArgs& args, const ScanCoord& coord
   if (args.parts == nullptr) return coord.chunks;
   if ((args.parts[coord.n] & 1) == 0) return -1;
   if constexpr (!Shape::kSave) {
-    const int fading = fading_chunks<true>(args.uses_decay_cutoff, args.sequences, coord, shared);
+    const int fading = fading_chunks<Direction::kReverse>(args.uses_decay_cutoff, args.sequences, coord, shared);
     if (fading > 0) return fading;
   }
   return coord.chunks;
