@@ -10,10 +10,10 @@ template <class Body>
 void with_constants(const Body& body) {
   body();
 }
-template <class Body, class... Rest>
-void with_constants(const Body& body, bool condition, Rest... rest) {
-  condition ? with_constants([&](auto... others) { body(std::true_type(), others...); }, rest...)
-            : with_constants([&](auto... others) { body(std::false_type(), others...); }, rest...);
+template <class Body, class... Conditions>
+void with_constants(const Body& body, bool condition, Conditions... others) {
+  condition ? with_constants([&](auto... constants) { body(std::true_type(), constants...); }, others...)
+            : with_constants([&](auto... constants) { body(std::false_type(), constants...); }, others...);
 }
 
 }  // namespace fw::cuda

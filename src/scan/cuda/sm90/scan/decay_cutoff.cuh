@@ -72,8 +72,8 @@ FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const Cu
   return sum;
 }
 
-// By all 256 threads: of how many chunks at the segment's end (in reverse: start) nothing survives, fewer than it has; 0:
-// not so few, or more than kMostFading. The same for all blocks of the segment and head. shared: of 16 numbers.
+// By all 256 threads: of how many chunks at the segment's end (in reverse: start) nothing survives, fewer than it has;
+// 0: not so few, or more than kMostFading. The same for all blocks of the segment and head. shared: of 16 numbers.
 template <Direction kDirection>
 FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences,
                            const ScanCoord& coord, float* shared) {
