@@ -491,7 +491,7 @@ void test_reverse(const Case& c) {
   }
 }
 
-// Of raw rows, A, P and row scales, or (c.keys) of QETiles, Khat, A and P (sm90/scan/reverse_rows.cu).
+// Of raw rows, A, P and row scales, or (c.keys) of QETiles, Khat, A and P (sm90/scan/reverse.cu).
 template <int kTileK>
 void test_reverse_rows(const Case& c) {
   const Layout at(c);

@@ -11,6 +11,9 @@
 namespace fw::cuda {
 
 inline constexpr int kValueBlock = 64;  // value columns that one consumer warp group of a scan owns
+constexpr int value_block_count(int columns) { return (columns + kValueBlock - 1) / kValueBlock; }
+
+enum class Direction { kForward, kReverse };  // through the tokens of a sequence
 
 // The channels of a tensor from number `first` on.
 FW_HOST_DEVICE inline TokenArg from_channel(TokenArg a, int first) {

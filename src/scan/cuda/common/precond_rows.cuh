@@ -97,8 +97,9 @@ FW_DEVICE void put_run(const RunGates& gates, int warp, int lane, Shared& shared
 
 // From A before the chunk (going back: its gradient after it) to A before (after) the warp's tokens. The product of
 // what lies between is returned.
-template <bool kReverse, int kN, class Shared>
+template <Direction kDirection, int kN, class Shared>
 FW_DEVICE float run_start(int warp, int lane, const Shared& shared, float (&a)[kN]) {
+  constexpr bool kReverse = kDirection == Direction::kReverse;
   float product = 1;
   FW_NO_UNROLL
   for (int i = kReverse ? kRuns - 1 : 0; kReverse ? i > warp : i < warp; i += kReverse ? -1 : 1) {

@@ -95,10 +95,12 @@ struct BackwardTensors {
   bool by_sequence = false;
 };
 
-// kSums: the first kernel, else the third.
-template <int kN, bool kSums>
+enum class BackwardPass { kSums, kRows };  // the first kernel, the third
+
+template <int kN, BackwardPass kPass>
 __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     precond_backward_kernel(const __grid_constant__ PrecondBackwardArgs a, const __grid_constant__ BackwardTensors f) {
+  constexpr bool kSums = kPass == BackwardPass::kSums;
   const Problem& x = a.problem;
   BackwardShared<kN>& shared = *reinterpret_cast<BackwardShared<kN>*>(shared_memory());
   if (kSums) grid_dependency_launch();
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   for (int i = 1; i < x.group; ++i) add_tokens(run_coord<kN>(rows_of_dm(i), c.token, c.count, c.channel, x.K), da);
   forget_products<kN>(k);
   sync_threads();
-  run_start<false, kN>(c.warp, c.lane, shared.up, state);
+  run_start<Direction::kForward, kN>(c.warp, c.lane, shared.up, state);
 
   PrecondMap<float> map = f.map;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
   if constexpr (kSums) {
     if (c.warp != 0) return;
     float sum[kN] = {};
-    const float product = run_start<true, kN>(-1, c.lane, shared.down, sum);
+    const float product = run_start<Direction::kReverse, kN>(-1, c.lane, shared.down, sum);
     store_lane(a.scratch, index, c.channel, x.K, sum);
     if (c.lane != 0) return;
     f.products[index] = product;
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN))
     a.dcenter_parts[index] = total;
   } else {
     // D of every token (in da), and the sums over channels that the gates want.
-    run_start<true, kN>(c.warp, c.lane, shared.down, d);
+    run_start<Direction::kReverse, kN>(c.warp, c.lane, shared.down, d);
     forget_products<kN>(k);
     float sums[2 * kRunTokens];
 #pragma unroll
@@ -279,11 +281,11 @@ void launch_kernels(const PrecondBackwardArgs& args, int64_t chunks, void* strea
   f.behind = args.scratch + chunks * x.H * x.K, f.products = f.behind + chunks * x.H * x.K;
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);
-  launch(precond_backward_kernel<kN, true>, grid, kPrecondThreads, kShared, stream, args, f);
-  walk_chunks<true>(x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, {}, {}},
-                    stream);
-  launch_overlapped(precond_backward_kernel<kN, false>, grid, kPrecondThreads, kShared + kKeptBytes<kN>, stream, args,
-                    f);
+  launch(precond_backward_kernel<kN, BackwardPass::kSums>, grid, kPrecondThreads, kShared, stream, args, f);
+  walk_chunks<Direction::kReverse>(
+      x, {f.products, args.scratch, f.behind, args.d_final_precond, args.d_initial_precond, {}, {}}, stream);
+  launch_overlapped(precond_backward_kernel<kN, BackwardPass::kRows>, grid, kPrecondThreads, kShared + kKeptBytes<kN>,
+                    stream, args, f);
 }
 
 }  // namespace

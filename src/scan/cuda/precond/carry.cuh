@@ -40,10 +40,9 @@ struct AnyRun {
   }
 };
 
-// A block has a chunk of one key head, as those of the preconditioner's other kernels. kFlat: k and dk are flat, of
-// bf16.
-template <int kN, bool kFlat>
-__global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
+// A block has a chunk of one key head, as those of the preconditioner's other kernels. KeyRows: of k and dk.
+template <int kN, KeyRows kRows>
+__global__ void __launch_bounds__(kPrecondThreads, kRows == KeyRows::kFlat ? 3 : 2)
     precond_carry_kernel(const __grid_constant__ PrecondBackwardArgs a, const __grid_constant__ CarryTensors f) {
   const Problem& x = a.problem;
   float* const sums = reinterpret_cast<float*>(shared_memory());  // [warp]: what its rows add to dg of those after
@@ -51,9 +50,9 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
   const RunBlock c = run_block<kN>(x, f.chunks, f.by_sequence, true);
   if (c.chunk < 0) return grid_dependency_wait();
   const int64_t index = static_cast<int64_t>(c.chunk) * x.H + c.h;
-  std::conditional_t<kFlat, FlatRun<kN>, AnyRun<kN>> keys, out;
+  std::conditional_t<kRows == KeyRows::kFlat, FlatRun<kN>, AnyRun<kN>> keys, out;
   const bool has_dk = a.dk.data != nullptr;
-  if constexpr (kFlat) {
+  if constexpr (kRows == KeyRows::kFlat) {
     keys.load(f.k, c);
   } else {
     keys.load(x, x.in.k, c);
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
   float d[kN], state[kN], product = 0;
   if (c.warp == 0) load_lane(a.boundaries, index, c.channel, x.K, state);
   grid_dependency_wait();
-  if constexpr (kFlat) {
+  if constexpr (kRows == KeyRows::kFlat) {
     if (has_dk) out.load(f.dk, c);
   } else {
     out.load(x, a.dk, c);
@@ -97,7 +96,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kFlat ? 3 : 2)
       keys.row(r, k), out.row(r, dk);
 #pragma unroll
       for (int j = 0; j < kN; ++j) dk[j] = fmaf(fmaf(of_d, d[j], same), k[j], dk[j]);
-      if constexpr (kFlat) {
+      if constexpr (kRows == KeyRows::kFlat) {
         out.store(f.dk, c, r, dk);
       } else {
         out.store(r, dk);
@@ -142,12 +141,12 @@ void launch_carry(const PrecondBackwardArgs& args, int64_t chunks, void* stream)
   f.behind = behind;
   f.chunks = static_cast<int32_t>(chunks);
   f.by_sequence = by_sequence(x);
-  walk_chunks<true>(
+  walk_chunks<Direction::kReverse>(
       x, {args.share.products, args.share.sums, behind, args.d_final_precond, args.d_initial_precond, {}, {}}, stream);
   const bool flat =
       f.k.data != nullptr && f.k.bf16 != 0 && (args.dk.data == nullptr || (f.dk.data != nullptr && f.dk.bf16 != 0));
-  launch_overlapped(flat ? precond_carry_kernel<kN, true> : precond_carry_kernel<kN, false>, chunk_grid(x, chunks),
-                    kPrecondThreads, sizeof(float) * kRuns, stream, args, f);
+  launch_overlapped(flat ? precond_carry_kernel<kN, KeyRows::kFlat> : precond_carry_kernel<kN, KeyRows::kAny>,
+                    chunk_grid(x, chunks), kPrecondThreads, sizeof(float) * kRuns, stream, args, f);
 }
 
 }  // namespace fw::cuda

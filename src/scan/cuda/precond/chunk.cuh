@@ -235,6 +235,8 @@ struct RunTensor {
   }
 };
 
+enum class KeyRows { kFlat, kAny };  // kFlat: of tensors that are flat and of bf16
+
 // Eight tokens of a tensor that is flat and of bf16, as they lie in memory: half the registers, and few to an address.
 template <int kN>
 struct FlatRun {
@@ -388,7 +390,7 @@ FW_DEVICE void walk_round(WalkRound& round, int count, int lane, float& x) {
   }
 }
 
-template <bool kReverse>
+template <Direction kDirection>
 __global__ void __launch_bounds__(kWalkThreads) chunk_walk_kernel(const __grid_constant__ SequenceArg sequences, int H,
                                                                   int K, const __grid_constant__ ChunkWalk walk) {
   WalkRound* const rounds = reinterpret_cast<WalkRound*>(shared_memory());  // of two, in turns
@@ -404,7 +406,7 @@ __global__ void __launch_bounds__(kWalkThreads) chunk_walk_kernel(const __grid_c
   if (skips(walk.slots, slot)) return;
   const int64_t first = first_chunk(sequences, n);
   const int chunks = chunk_count(sequences, n);
-  const auto index = [&](int i) { return (first + (kReverse ? chunks - 1 - i : i)) * H + h; };
+  const auto index = [&](int i) { return (first + (kDirection == Direction::kReverse ? chunks - 1 - i : i)) * H + h; };
   float next_a[kWalkEach], next_b[kWalkEach];
   const auto load = [&](int done) {
 #pragma unroll
@@ -455,10 +457,10 @@ __global__ void __launch_bounds__(kWalkThreads) chunk_walk_kernel(const __grid_c
     keep_checkpoint(chunks, x);
 }
 
-template <bool kReverse>
+template <Direction kDirection>
 void walk_chunks(const Problem& x, const ChunkWalk& walk, void* stream) {
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) * x.H * ((x.K + 31) / 32))};
-  launch_overlapped(chunk_walk_kernel<kReverse>, grid, kWalkThreads, 2 * sizeof(WalkRound), stream, x.sequences, x.H,
+  launch_overlapped(chunk_walk_kernel<kDirection>, grid, kWalkThreads, 2 * sizeof(WalkRound), stream, x.sequences, x.H,
                     x.K, walk);
 }
 

@@ -12,7 +12,7 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int min_blocks(int channels, bool flat) { return channels == 8 ? 2 : flat ? 5 : 4; }
+constexpr int min_blocks(int channels, KeyRows rows) { return channels == 8 ? 2 : rows == KeyRows::kFlat ? 5 : 4; }
 
 // What a launch is about, alongside the arguments.
 struct ForwardTensors {
@@ -23,9 +23,8 @@ struct ForwardTensors {
   bool by_sequence = false;
 };
 
-// kFlat: k is flat, of bf16.
-template <int kN, bool kFlat>
-__global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
+template <int kN, KeyRows kRows>
+__global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kRows))
     precond_sums_kernel(const __grid_constant__ PrecondForwardArgs a, const __grid_constant__ ForwardTensors f) {
   const Problem& x = a.problem;
   RunShared<kN>& shared = *reinterpret_cast<RunShared<kN>*>(shared_memory());
@@ -37,7 +36,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
     const RunGates gates = make_gates<kN>(x, raw, c.lane, key);
     put_run<kN>(gates, c.warp, c.lane, shared, key);
   };
-  if constexpr (kFlat) {
+  if constexpr (kRows == KeyRows::kFlat) {
     FlatRun<kN> keys;
     keys.load(f.k, c);
     put(load_gates(x, f.g, f.beta, c), [&](int r, float(&row)[kN]) { keys.row(r, row); });
@@ -55,7 +54,7 @@ __global__ void __launch_bounds__(kPrecondThreads, min_blocks(kN, kFlat))
   sync_threads();
   if (c.warp != 0) return;
   float sum[kN] = {};
-  const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
+  const float product = run_start<Direction::kForward, kN>(kRuns, c.lane, shared, sum);
   const int64_t index = static_cast<int64_t>(c.chunk) * x.H + c.h;
   store_lane(a.scratch, index, c.channel, x.K, sum);
   if (c.lane == 0) f.products[index] = product;
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
   if (alone && c.warp == 0) {
     if (a.boundaries != nullptr) store_lane(a.boundaries, index, c.channel, x.K, state);
     float sum[kN] = {};
-    const float product = run_start<false, kN>(kRuns, c.lane, shared, sum);
+    const float product = run_start<Direction::kForward, kN>(kRuns, c.lane, shared, sum);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       if (c.channel + j < x.K)
@@ -113,7 +112,7 @@ __global__ void __launch_bounds__(kPrecondThreads, kN == 8 ? 2 : 3)
     }
   }
   if (a.m == nullptr) return;
-  run_start<false, kN>(c.warp, c.lane, shared, state);
+  run_start<Direction::kForward, kN>(c.warp, c.lane, shared, state);
   PrecondMap<float> map = f.map;
   if (x.rule.uses_precond_center()) map.center = x.precond_center[c.h * x.center_stride];
   const RunTensor<kN> out(x, f.m, c, [&] { return key_rows(workspace_rows(x, a.m, x.H), x.sequences, c.n, c.h); });
@@ -153,9 +152,9 @@ void launch_kernels(const PrecondForwardArgs& args, int64_t chunks, void* stream
   if (x.sequences.offsets == nullptr && x.sequences.chunks == 1)
     return launch(precond_rows_kernel<kN>, grid, kPrecondThreads, kShared, stream, args, f, true);
   const bool flat = f.k.data != nullptr && f.k.bf16 != 0;
-  launch(flat ? precond_sums_kernel<kN, true> : precond_sums_kernel<kN, false>, grid, kPrecondThreads, kShared, stream,
-         args, f);
-  walk_chunks<false>(
+  launch(flat ? precond_sums_kernel<kN, KeyRows::kFlat> : precond_sums_kernel<kN, KeyRows::kAny>, grid, kPrecondThreads,
+         kShared, stream, args, f);
+  walk_chunks<Direction::kForward>(
       x,
       {f.products, args.scratch, args.boundaries, x.initial_precond, args.final_precond, args.slots, args.checkpoints},
       stream);

@@ -9,32 +9,31 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm80/stores.cuh"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/prepare/channel_rows.cuh"
 
 namespace fw::cuda {
 namespace {
 
-template <int kTileK, bool kDelta>
-using ChannelOperandTiles = std::conditional_t<kDelta, QETiles<kTileK>, FwdTiles<kTileK>>;
-template <int kTileK, bool kDelta>
-using ChannelTiles = ChunkTiles<kTileK, ChannelOperandTiles<kTileK, kDelta>>;
+template <class Layout>
+using ChannelOperandTiles = std::conditional_t<Layout::kDelta, QETiles<Layout::kTileK>, FwdTiles<Layout::kTileK>>;
 
 // T and P.
-template <int kTileK, bool kDelta>
+template <class Layout, int kTileK = Layout::kTileK>
 FW_DEVICE void channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays) {
   PairTiles c;
   clear_pair_tiles(c);
-  add_channel_pairs<kTileK, kDelta>(shared, warp, decays, c);
+  add_channel_pairs<Layout>(shared, warp, decays, c);
   sync_threads();  // T and P overwrite operands
-  store_channel_pairs<kTileK, kDelta>(shared, warp, c);
+  store_channel_pairs<Layout>(shared, warp, c);
 }
 
-template <int kTileK, bool kDelta, bool kPlain>
+template <class Layout>
 __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
     prepare_channel_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
-  using Layout = ChannelLayout<kTileK, kDelta>;
-  constexpr int kN = kTileK / 32;
+  constexpr int kTileK = Layout::kTileK, kN = kTileK / 32;
+  constexpr bool kDelta = Layout::kDelta, kPlain = Layout::kPlain;
   const Problem& x = args.problem;
   const bool fetched = kPlain || fetched_flag != 0;
   char* shared = shared_memory();
@@ -42,7 +41,7 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
   BlockDecays<kTileK>& decays = *reinterpret_cast<BlockDecays<kTileK>*>(shared + Layout::kDecays);
   const ChunkCoord coord = chunk_coord(x);
   if (coord.span.rows < 0) return;
-  const auto out = chunk_tiles_of<kTileK, ChannelOperandTiles<kTileK, kDelta>>(args, coord.item);
+  const auto out = chunk_tiles_of<kTileK, ChannelOperandTiles<Layout>>(args, coord.item);
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kKeys, shared + Layout::kErase};
@@ -79,16 +78,16 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
     out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < coord.span.rows ? 1.0f : 0.0f;
   if (fetched && exact) {
     for_each_fetched_row<kN, kPlain>(x, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-      channel_row<kTileK, kDelta, true>(r, warp, s, alpha[r], d, decays, shared, out);
+      channel_row<Layout, RowDecays::kExact>(r, warp, s, alpha[r], d, decays, shared, out);
     });
   } else {
     for_each_row<kN>(x, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
       decay_row(x, decay_tensor, coord, r, row);
-      channel_row<kTileK, kDelta, false>(r, warp, s, row, d, decays, shared, out);
+      channel_row<Layout, RowDecays::kBounded>(r, warp, s, row, d, decays, shared, out);
     });
     bounded_keys<kN>(x, decay_tensor, coord, coefs, d.behind,
-                     [&](int r, const float(&k)[kN]) { store_key<kTileK, kDelta>(r, k, shared, out); });
+                     [&](int r, const float(&k)[kN]) { store_key<Layout>(r, k, shared, out); });
   }
   const bool keeps_keys = kDelta && args.keys != nullptr;
   if (keeps_keys) {  // before they become x
@@ -97,7 +96,7 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
   } else {
     sync_threads();
   }
-  channel_pairs<kTileK, kDelta>(shared, warp, decays);
+  channel_pairs<Layout>(shared, warp, decays);
 
   const auto z_of = [&](int row) { return coefs[row].lo.z; };
   if constexpr (kDelta) {
@@ -120,27 +119,18 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
   }
 }
 
-template <int kTileK, bool kDelta>
-void launch_channel(const PrepareArgs& args, PrepareKernel kernel, int64_t chunks, void* stream) {
-  const Problem& x = args.problem;
-  launch(kernel == PrepareKernel::kChannelRows ? prepare_channel_kernel<kTileK, kDelta, true>
-                                               : prepare_channel_kernel<kTileK, kDelta, false>,
-         prepare_grid(x, chunks), kPrepareThreads, ChannelLayout<kTileK, kDelta>::kBytes, stream, args,
-         static_cast<int>(kernel != PrepareKernel::kChannelRead));
-}
-
 }  // namespace
 
 void prepare_channel(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream) {
   const PrepareKernel kernel = choice.kernel;
-  const bool is_delta = args.problem.rule.is_delta();
-  if (k_tile == 128) {
-    is_delta ? launch_channel<128, true>(args, kernel, chunks, stream)
-             : launch_channel<128, false>(args, kernel, chunks, stream);
-  } else {
-    is_delta ? launch_channel<64, true>(args, kernel, chunks, stream)
-             : launch_channel<64, false>(args, kernel, chunks, stream);
-  }
+  with_constants(
+      [&](auto small, auto is_delta, auto is_plain) {
+        using Layout =
+            ChannelLayout<PrepareChannelTraits{.k_tile = small ? 64 : 128, .is_delta = is_delta, .is_plain = is_plain}>;
+        launch(prepare_channel_kernel<Layout>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes,
+               stream, args, static_cast<int>(kernel != PrepareKernel::kChannelRead));
+      },
+      k_tile == 64, args.problem.rule.is_delta(), kernel == PrepareKernel::kChannelRows);
 }
 
 }  // namespace fw::cuda

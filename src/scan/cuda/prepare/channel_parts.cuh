@@ -170,14 +170,15 @@ FW_DEVICE bool block_decays(const Problem& x, const Rows& tensor, const ChunkCoo
 }
 
 // The streams of a row with decays, and what the chunk tiles have of them: r L, e L, w / L and w D; q, -e and Khat.
-// kExact: no decay of the warp's rows was bounded, and so L is the product of the true ones, and D times the product of
-// the blocks after that of all rows after. Else Khat is that of bounded_keys().
+// RowDecays::kExact: no decay of the warp's rows was bounded, and so L is the product of the true ones, and D times the
+// product of the blocks after that of all rows after. Else Khat is that of bounded_keys().
 template <int kN>
 struct DecayedRow {
   float reads[kN], erase[kN], up[kN], down[kN], q[kN], e[kN], k[kN];
 };
-template <bool kExact, int kN>
+template <RowDecays kDecays, int kN>
 FW_DEVICE DecayedRow<kN> decayed_row(const KeyStreams<kN>& s, const float (&alpha)[kN], ChannelDecays<kN>& d) {
+  constexpr bool kExact = kDecays == RowDecays::kExact;
   DecayedRow<kN> row;
   FW_UNROLL
   for (int j = 0; j < kN; ++j) {

@@ -13,8 +13,16 @@ namespace fw::cuda {
 // w / L.
 // Rows 0 to 31 of the matrix kEnds: tokens 0 to 31 up to the middle; rows 32 to 47 and 48 to 63: tokens 0 to 15 and 32
 // to 47 up to the end of their pair of blocks.
-template <int kTileK, bool kDelta>
+struct PrepareChannelTraits {
+  int k_tile = 128;  // 64 or 128
+  bool is_delta = true;
+  bool is_plain = false;  // raw rows of q and k are the operands, not streams
+};
+
+template <PrepareChannelTraits kTraits>
 struct ChannelLayout {
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kDelta = kTraits.is_delta, kPlain = kTraits.is_plain;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kWork = kDelta ? std::max(kTriangle + 2 * kSw128Bytes, 2 * kOperand) : 2 * kOperand;
   static constexpr uint32_t kKeys = 0, kUp = kOperand, kEnds = kUp + kOperand;
@@ -25,11 +33,11 @@ struct ChannelLayout {
 };
 
 // w up to the ends, from w D of a row of the warp.
-template <int kTileK, bool kDelta>
+template <class Layout, int kTileK = Layout::kTileK>
 FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], const ChannelDecays<kTileK / 32>& d,
                           const BlockDecays<kTileK>& decays, char* shared) {
   constexpr int kN = kTileK / 32;
-  char* const to = shared + ChannelLayout<kTileK, kDelta>::kEnds + lane_offset<kN>(r);
+  char* const to = shared + Layout::kEnds + lane_offset<kN>(r);
   float x[kN];
   if (warp < 4) {
     FW_UNROLL
@@ -50,13 +58,13 @@ FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], con
 }
 
 // exp(G_C - G) (.) w of a row.
-template <int kTileK, bool kDelta, class ChunkTile>
+template <class Layout, class ChunkTile, int kTileK = Layout::kTileK>
 FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
   const PackedChannels<kN> packed = pack_channels(k);
-  if constexpr (kDelta) {
-    store_packed(shared + ChannelLayout<kTileK, kDelta>::kKeys + at, packed);
+  if constexpr (Layout::kDelta) {
+    store_packed(shared + Layout::kKeys + at, packed);
   } else {
     store_packed(reinterpret_cast<char*>(out.forward->x) + at, packed);
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
@@ -64,27 +72,25 @@ FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, con
 }
 
 // The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles.
-// kExact: as DecayedRow.
-template <int kTileK, bool kDelta, bool kExact, class ChunkTile>
+template <class Layout, RowDecays kDecays, class ChunkTile, int kTileK = Layout::kTileK>
 FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32],
                            ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays, char* shared,
                            const ChunkTiles<kTileK, ChunkTile>& out) {
-  using Layout = ChannelLayout<kTileK, kDelta>;
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
-  const DecayedRow<kN> row = decayed_row<kExact>(s, alpha, d);
+  const DecayedRow<kN> row = decayed_row<kDecays>(s, alpha, d);
   store_packed(shared + Layout::kReads + at, pack_channels(row.reads));
   store_packed(shared + Layout::kUp + at, pack_channels(row.up));
-  store_ends<kTileK, kDelta>(r, warp, row.down, d, decays, shared);
+  store_ends<Layout>(r, warp, row.down, d, decays, shared);
   const PackedChannels<kN> q_packed = pack_channels(row.q);
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, q_packed);
-  if constexpr (kDelta) {
+  if constexpr (Layout::kDelta) {
     store_packed(shared + Layout::kErase + at, pack_channels(row.erase));
     store_packed(reinterpret_cast<char*>(out.forward->e) + at, pack_channels(row.e));
   } else {
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
   }
-  if constexpr (kExact) store_key<kTileK, kDelta>(r, row.k, shared, out);
+  if constexpr (kDecays == RowDecays::kExact) store_key<Layout>(r, row.k, shared, out);
   sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
 }
 
@@ -93,9 +99,10 @@ FW_DEVICE int pair_block(int warp) { return warp < 4 ? warp : 7 - warp; }
 
 // Adds the products of these channels to the tiles. Additive, warps of the first half have own and near tiles, those of
 // the second far ones.
-template <int kTileK, bool kDelta>
+template <class Layout, int kTileK = Layout::kTileK>
 FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const BlockDecays<kTileK>& decays, int block,
                           int half, PairTiles& c) {
+  constexpr bool kDelta = Layout::kDelta;
   const int lane = static_cast<int>(lane_index());
   const bool close = kDelta || half == 0, apart = kDelta || half == 1;
   const float* first = decays.bounded[2 * block] + 2 * (lane & 3);  // channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step
@@ -142,17 +149,17 @@ FW_DEVICE void pair_tiles(uint32_t left, uint32_t up, uint32_t ends, const Block
 }
 // Adds to the warp's tiles of T and P what the operands in shared memory give. delta, warps 0 to 3 have the blocks of
 // 16 rows of T and 4 to 7 those of P.
-template <int kTileK, bool kDelta>
+template <class Layout, int kTileK = Layout::kTileK>
 FW_DEVICE void add_channel_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays, PairTiles& c) {
-  using Layout = ChannelLayout<kTileK, kDelta>;
   const int half = warp >> 2;
-  const uint32_t base = shared_address(shared), left = base + (kDelta && half == 0 ? Layout::kErase : Layout::kReads);
-  pair_tiles<kTileK, kDelta>(left, base + Layout::kUp, base + Layout::kEnds, decays, pair_block(warp), half, c);
+  const uint32_t base = shared_address(shared),
+                 left = base + (Layout::kDelta && half == 0 ? Layout::kErase : Layout::kReads);
+  pair_tiles<Layout>(left, base + Layout::kUp, base + Layout::kEnds, decays, pair_block(warp), half, c);
 }
 // T and P of these, which overwrite operands; no other barrier is wanted before solve().
-template <int kTileK, bool kDelta>
+template <class Layout>
 FW_DEVICE void store_channel_pairs(char* shared, int warp, PairTiles& c) {
-  using Layout = ChannelLayout<kTileK, kDelta>;
+  constexpr bool kDelta = Layout::kDelta;
   const int half = warp >> 2, block = pair_block(warp);
   clear_above(shared + Layout::kP);
   const TriangleRows triangle = triangle_rows(shared + Layout::kT, block);

@@ -30,8 +30,16 @@ struct PrecondFactors {
 // Shared memory: the raw keys, the raw reads (become q of the backward chunk tile), delta k (.) M (becomes x), P, T.
 // For the forward chunk tile alone A overwrites the raw reads, and M of the chunk tiles overwrites T; else y
 // overwrites T. What runs of rows make of A is in T's memory before T (additive: last).
-template <int kTileK, bool kDelta, bool kTraining>
+struct PreparePrecondTraits {
+  int k_tile = 128;  // 64 or 128
+  bool is_delta = true;
+  bool saves = false;  // delta with backward chunk tiles; additive they may be asked for
+};
+
+template <PreparePrecondTraits kTraits>
 struct PrecondLayout {
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kDelta = kTraits.is_delta, kTraining = kTraits.saves;
   static constexpr int kBlocks = !kDelta ? 4 : kTraining ? 2 : 3;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024,
                             kRuns = sizeof(RunShared<kTileK / 32>);
@@ -83,12 +91,11 @@ FW_DEVICE void scale_by_m(const char* keys, const char* raw, char* to, const Run
   }
 }
 
-// kTraining: delta with backward chunk tiles; additive they may be asked for.
-template <int kTileK, bool kDelta, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(PrecondLayout<kTileK, kDelta, kTraining>::kBlocks))
+template <class Layout>
+__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBlocks))
     prepare_precond_kernel(const __grid_constant__ PrepareArgs args, const __grid_constant__ PrecondMap<float> form) {
-  using Layout = PrecondLayout<kTileK, kDelta, kTraining>;
-  constexpr int kN = kTileK / 32;
+  constexpr int kTileK = Layout::kTileK, kN = kTileK / 32;
+  constexpr bool kDelta = Layout::kDelta, kTraining = Layout::kTraining;
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkCoord coord = chunk_coord(x);
@@ -163,20 +170,21 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(PrecondLayout
   }
 }
 
-template <int kTileK, bool kDelta, bool kTraining>
+template <PreparePrecondTraits kTraits>
 void launch_form(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch_overlapped(prepare_precond_kernel<kTileK, kDelta, kTraining>, prepare_grid(args.problem, chunks),
-                    kPrepareThreads, PrecondLayout<kTileK, kDelta, kTraining>::kBytes, stream, args,
-                    precond_map_of(args.problem.rule));
+  using Layout = PrecondLayout<kTraits>;
+  launch_overlapped(prepare_precond_kernel<Layout>, prepare_grid(args.problem, chunks), kPrepareThreads, Layout::kBytes,
+                    stream, args, precond_map_of(args.problem.rule));
 }
 template <int kTileK>
 void launch_key(const PrepareArgs& args, int64_t chunks, void* stream) {
+  using Traits = PreparePrecondTraits;
   if (!args.problem.rule.is_delta()) {
-    launch_form<kTileK, false, false>(args, chunks, stream);
+    launch_form<Traits{.k_tile = kTileK, .is_delta = false}>(args, chunks, stream);
   } else if (args.backward != nullptr) {
-    launch_form<kTileK, true, true>(args, chunks, stream);
+    launch_form<Traits{.k_tile = kTileK, .saves = true}>(args, chunks, stream);
   } else {
-    launch_form<kTileK, true, false>(args, chunks, stream);
+    launch_form<Traits{.k_tile = kTileK}>(args, chunks, stream);
   }
 }
 

@@ -11,6 +11,8 @@
 
 namespace fw::cuda {
 
+enum class RowDecays { kExact, kBounded };  // of channels: whether a decay of a warp's rows had to be bounded
+
 // Tiles of 8 columns (tile n: columns 8 n .. 8 n + 7) of the 16 rows of a block, as accumulators: of T into the
 // triangle, of P and M into a SW128 tile. Tiles 2 block and 2 block + 1 are cut at the diagonal: selected, not
 // multiplied, since above it may be anything.

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/prepare/launch.h"
 #include "scan/cuda/prepare/scalar_rows.cuh"
@@ -26,8 +27,19 @@ namespace {
 // w, r, e, and for the forward chunk tile alone T overwrites e. M overwrites T, or y does where
 // there is one. Where the scans take rows, A and P (kRows) A overwrites the raw reads, and four blocks fit an
 // SM.
-template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo = false>
+struct PrepareScalarTraits {
+  int k_tile = 128;  // 64 or 128
+  bool is_delta = true;
+  bool is_plain = false;  // raw rows of q and k are the operands, not streams
+  bool saves = false;     // with backward chunk tiles; additive and hi/lo: if they are asked for
+  bool is_hi_lo = false;  // with what A, P and the keys lose in bf16
+};
+
+template <PrepareScalarTraits kTraits>
 struct ScalarLayout {
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kDelta = kTraits.is_delta, kPlain = kTraits.is_plain, kTraining = kTraits.saves,
+                        kHiLo = kTraits.is_hi_lo;
   static constexpr bool kRows = kPlain && kDelta && !kHiLo;
   static_assert(!kRows || !kTraining);
   using ChunkTile = std::conditional_t<kRows, RowScales, FwdTiles<kTileK>>;
@@ -52,11 +64,11 @@ struct ScalarLayout {
 
 // The streams of a row of the warp: to shared memory for T and P, and with their decays to the chunk tiles. With kHiLo,
 // e and w go there with their lo parts instead, if those are wanted.
-template <int kTileK, bool kDelta, bool kHiLo>
+template <class Layout, int kTileK = Layout::kTileK>
 FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared, const ScalarRows& rows,
                           const ChunkTiles<kTileK>& out) {
-  using Layout = ScalarLayout<kTileK, kDelta, false, kHiLo, kHiLo>;
   constexpr int kN = kTileK / 32;
+  constexpr bool kDelta = Layout::kDelta, kHiLo = Layout::kHiLo;
   const int row = static_cast<int>(warp_index()) * kWarpRows + r;
   const uint32_t at = lane_offset<kN>(r);
   const float gamma = rows.gamma[row], suffix = rows.keys[row];
@@ -91,15 +103,12 @@ FW_DEVICE void scalar_row(int r, const KeyStreams<kTileK / 32>& s, char* shared,
   if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, pack_channels(k));
 }
 
-// kTraining: with backward chunk tiles; additive and kHiLo: if they are asked for. kHiLo: with what A, P and the keys
-// lose in bf16.
-template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo>
-__global__ void __launch_bounds__(kPrepareThreads,
-                                  resident_blocks(ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>::kBlocks))
+template <class Layout>
+__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBlocks))
     prepare_scalar_kernel(const __grid_constant__ PrepareArgs args,
                           const __grid_constant__ PrecondMap<float> precond_form, int fetched) {
-  using Layout = ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>;
-  constexpr int kN = kTileK / 32;
+  constexpr int kTileK = Layout::kTileK, kN = kTileK / 32;
+  constexpr bool kDelta = Layout::kDelta, kPlain = Layout::kPlain, kTraining = Layout::kTraining, kHiLo = Layout::kHiLo;
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkCoord coord = chunk_coord(x);
@@ -148,9 +157,7 @@ __global__ void __launch_bounds__(kPrepareThreads,
       }
       sync_threads();
     }
-    const auto body = [&](int r, const KeyStreams<kN>& s) {
-      scalar_row<kTileK, kDelta, kHiLo>(r, s, shared, rows, out);
-    };
+    const auto body = [&](int r, const KeyStreams<kN>& s) { scalar_row<Layout>(r, s, shared, rows, out); };
     if (fetched != 0) {
       for_each_fetched_row<kN, false>(x, coord, raw, precond, coefs, body);
     } else {
@@ -255,40 +262,40 @@ __global__ void __launch_bounds__(kPrepareThreads,
   }
 }
 
-template <int kTileK, bool kDelta, bool kPlain, bool kTraining, bool kHiLo = false>
+template <PrepareScalarTraits kTraits>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
-  using Layout = ScalarLayout<kTileK, kDelta, kPlain, kTraining, kHiLo>;
+  using Layout = ScalarLayout<kTraits>;
   PrecondMap<float> form;
   if (args.problem.boundaries != nullptr) form = precond_map_of(args.problem.rule);
-  launch_prepare(prepare_scalar_kernel<kTileK, kDelta, kPlain, kTraining, kHiLo>, prepare_grid(args.problem, chunks),
-                 Layout::kBytes, stream, args, form, static_cast<int>(fetched));
+  launch_prepare(prepare_scalar_kernel<Layout>, prepare_grid(args.problem, chunks), Layout::kBytes, stream, args, form,
+                 static_cast<int>(fetched));
 }
 
 template <int kTileK, bool kDelta>
 void launch_key(const PrepareArgs& args, PrepareKernel kernel, int64_t chunks, void* stream) {
+  using Traits = PrepareScalarTraits;
   const bool fetched = kernel != PrepareKernel::kScalarRead, plain = kernel == PrepareKernel::kScalarRows;
-  if (kDelta && wants_hi_lo(args.problem.rule)) {
-    plain ? launch_scalar<kTileK, kDelta, true, kDelta, kDelta>(args, chunks, fetched, stream)
-          : launch_scalar<kTileK, kDelta, false, kDelta, kDelta>(args, chunks, fetched, stream);
-  } else if (kDelta && args.backward != nullptr) {  // of raw rows there are numbers instead
-    launch_scalar<kTileK, kDelta, false, kDelta>(args, chunks, fetched, stream);
-  } else {
-    plain ? launch_scalar<kTileK, kDelta, true, false>(args, chunks, fetched, stream)
-          : launch_scalar<kTileK, kDelta, false, false>(args, chunks, fetched, stream);
+  if constexpr (kDelta) {
+    if (wants_hi_lo(args.problem.rule)) {
+      plain ? launch_scalar<Traits{.k_tile = kTileK, .is_plain = true, .saves = true, .is_hi_lo = true}>(
+                  args, chunks, fetched, stream)
+            : launch_scalar<Traits{.k_tile = kTileK, .saves = true, .is_hi_lo = true}>(args, chunks, fetched, stream);
+      return;
+    }
+    // of raw rows there are numbers instead
+    if (args.backward != nullptr)
+      return launch_scalar<Traits{.k_tile = kTileK, .saves = true}>(args, chunks, fetched, stream);
   }
+  plain ? launch_scalar<Traits{.k_tile = kTileK, .is_delta = kDelta, .is_plain = true}>(args, chunks, fetched, stream)
+        : launch_scalar<Traits{.k_tile = kTileK, .is_delta = kDelta}>(args, chunks, fetched, stream);
 }
 
 }  // namespace
 
 void prepare_scalar(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks, void* stream) {
-  const PrepareKernel kernel = choice.kernel;
-  const bool is_delta = args.problem.rule.is_delta();
-  if (k_tile == 128) {
-    is_delta ? launch_key<128, true>(args, kernel, chunks, stream)
-             : launch_key<128, false>(args, kernel, chunks, stream);
-  } else {
-    is_delta ? launch_key<64, true>(args, kernel, chunks, stream) : launch_key<64, false>(args, kernel, chunks, stream);
-  }
+  with_constants(
+      [&](auto small, auto is_delta) { launch_key<small ? 64 : 128, is_delta>(args, choice.kernel, chunks, stream); },
+      k_tile == 64, args.problem.rule.is_delta());
 }
 
 }  // namespace fw::cuda

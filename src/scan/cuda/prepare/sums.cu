@@ -99,7 +99,10 @@ FW_DEVICE void sum_tiles_of(const char* reads, const char* keys, const SumRows& 
   }
 }
 
-template <int kTileK, bool kChunkTiles>
+// What is left for the forward scan: E, Q, X and M, or numbers, A and P.
+enum class SumsLeave { kChunkTiles, kNumbers };
+
+template <int kTileK, SumsLeave kLeaves>
 __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(SumLayout<kTileK>::kBlocks))
     prepare_sums_kernel(const __grid_constant__ PrepareArgs args) {
   using Layout = SumLayout<kTileK>;
@@ -108,7 +111,8 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(SumLayout<kTi
   char* shared = shared_memory();
   const ChunkCoord coord = chunk_coord(x);
   if (coord.span.rows < 0) return;
-  auto out = chunk_tiles_of<kTileK, std::conditional_t<kChunkTiles, FwdTiles<kTileK>, RowScales>>(args, coord.item);
+  auto out = chunk_tiles_of<kTileK, std::conditional_t<kLeaves == SumsLeave::kChunkTiles, FwdTiles<kTileK>, RowScales>>(
+      args, coord.item);
   out.backward = nullptr;  // there are numbers instead
   SumRows& rows = *reinterpret_cast<SumRows*>(shared + Layout::kRows);
   const int warp = uniform_warp();
@@ -148,7 +152,7 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(SumLayout<kTi
     if (out.z != nullptr)
       write_values<2>(x, coord, z_of, out.z, number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
   };
-  if constexpr (!kChunkTiles) {
+  if constexpr (kLeaves == SumsLeave::kNumbers) {
     finish_pairs(
         t, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + coord.item, [](int) {}, put_z);
   } else {
@@ -175,15 +179,15 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(SumLayout<kTi
   }
 }
 
-template <int kTileK, bool kChunkTiles>
+template <int kTileK, SumsLeave kLeaves>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  launch_prepare(prepare_sums_kernel<kTileK, kChunkTiles>, prepare_grid(args.problem, chunks),
-                 SumLayout<kTileK>::kBytes, stream, args);
+  launch_prepare(prepare_sums_kernel<kTileK, kLeaves>, prepare_grid(args.problem, chunks), SumLayout<kTileK>::kBytes,
+                 stream, args);
 }
 template <int kTileK>
 void launch_sums(const PrepareArgs& args, int64_t chunks, void* stream) {
-  args.keeps_intra_chunk ? launch_sums<kTileK, false>(args, chunks, stream)
-                         : launch_sums<kTileK, true>(args, chunks, stream);
+  args.keeps_intra_chunk ? launch_sums<kTileK, SumsLeave::kNumbers>(args, chunks, stream)
+                         : launch_sums<kTileK, SumsLeave::kChunkTiles>(args, chunks, stream);
 }
 
 }  // namespace

@@ -102,7 +102,9 @@ FW_DEVICE void store_caller(char* to, int32_t f32, const float (&x)[kN]) {
   }
 }
 
-template <bool kBack, int kN>
+enum class Staging { kIn, kBack };  // from the caller's rows, to them
+
+template <Staging kStaging, int kN>
 FW_DEVICE void convert_rows(const StageTask& x, int pieces, const StageTokens& tokens) {
   const int64_t all = tokens_before(tokens.end, tokens.all) * x.heads * pieces,
                 step = int64_t{grid_size_x()} * kThreads;
@@ -115,7 +117,7 @@ FW_DEVICE void convert_rows(const StageTask& x, int pieces, const StageTokens& t
     const int64_t at = b * x.rows.stride_b + t * x.rows.stride_t + head * x.rows.stride_h;
     const Rows rows{static_cast<char*>(x.rows.data) + at * (x.rows.bf16 != 0 ? 2 : 4), 0, x.rows.bf16};
     float values[kN];
-    if constexpr (kBack) {
+    if constexpr (kStaging == Staging::kBack) {
       load_channels(rows, 0, channel, x.dim, values);
       store_caller(caller, x.caller_f32, values);
     } else {
@@ -125,15 +127,15 @@ FW_DEVICE void convert_rows(const StageTask& x, int pieces, const StageTokens& t
   }
 }
 
-template <bool kBack>
+template <Staging kStaging>
 __global__ void __launch_bounds__(kThreads) stage_kernel(const __grid_constant__ Tasks tasks) {
   grid_dependency_wait();
   grid_dependency_launch();
   const Task& task = tasks.of[block_index_y()];
   if (task.pieces < task.tensors.dim) {
-    convert_rows<kBack, 8>(task.tensors, task.pieces, tasks.tokens);
+    convert_rows<kStaging, 8>(task.tensors, task.pieces, tasks.tokens);
   } else {
-    convert_rows<kBack, 1>(task.tensors, task.pieces, tasks.tokens);
+    convert_rows<kStaging, 1>(task.tensors, task.pieces, tasks.tokens);
   }
 }
 
@@ -144,7 +146,7 @@ bool whole(const StageTask& x) {
          (reinterpret_cast<uintptr_t>(x.caller.data) & 15) == 0;
 }
 
-template <bool kBack>
+template <Staging kStaging>
 void convert(const StageArgs& args, const StageTokens& tokens, void* stream) {
   if (args.count == 0 || tokens.all == 0) return;
   Tasks tasks;
@@ -156,17 +158,17 @@ void convert(const StageArgs& args, const StageTokens& tokens, void* stream) {
     most = std::max(most, tokens.all * task.heads * tasks.of[i].pieces);
   }
   const int64_t blocks = std::min((most + kThreads - 1) / kThreads, 8 * int64_t{sm_count()});
-  launch_overlapped(stage_kernel<kBack>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>(args.count)},
+  launch_overlapped(stage_kernel<kStaging>, Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>(args.count)},
                     kThreads, 0, stream, tasks);
 }
 
 }  // namespace
 
 void stage_rows(const StageArgs& args, const StageTokens& tokens, void* stream) {
-  convert<false>(args, tokens, stream);
+  convert<Staging::kIn>(args, tokens, stream);
 }
 void unstage_rows(const StageArgs& args, const StageTokens& tokens, void* stream) {
-  convert<true>(args, tokens, stream);
+  convert<Staging::kBack>(args, tokens, stream);
 }
 
 }  // namespace fw::cuda

@@ -12,21 +12,24 @@
 #include "base/error.h"
 #include "gpu/launch.h"
 #include "scan/cuda/common/scan/outputs.cuh"
+#include "scan/cuda/common/scan/traits.h"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm80/parts.cuh"
 
 namespace fw::cuda {
 namespace {
 
-using Form = ForwardScan;
-
 // Shared memory: bytes.
-template <int kTileK, Form kForm, bool kOut, bool kSave>
+template <ForwardTraits kTraits>
 struct WarpForwardShape {
-  static constexpr bool kSums = kForm == Form::kSm80Sums, kPairs = kForm == Form::kSm80Pairs || kSums,
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr ForwardForm kForm = kTraits.form;
+  static constexpr bool kOut = kTraits.writes_o, kSave = kTraits.saves;
+  static constexpr bool kSums = kForm == ForwardForm::kSums, kPairs = kForm == ForwardForm::kPairs || kSums,
                         kReads = kOut || kSums;
-  static constexpr bool kRows = kForm == Form::kSm80Rows || kPairs, kDelta = kForm != Form::kSm80Additive,
-                        kSplitTiles = kForm == Form::kSm80SplitTiles;
+  static constexpr bool kRows = kForm == ForwardForm::kRows || kPairs, kDelta = kForm != ForwardForm::kAdditive,
+                        kSplitTiles = kForm == ForwardForm::kSplitTiles;
   using ChunkTile = std::conditional_t<
       kSplitTiles, QETiles<kTileK>,
       std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
@@ -39,10 +42,7 @@ struct WarpForwardShape {
                        kS = kO + (kOut ? kSw128Bytes : 0);
   // Chunk tiles: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
   static constexpr int kNumbers = kS + (kSave ? kMatrix : 0), kKeyScale = kNumbers + 128 * 4,
-                       kScale = kNumbers + (kPairs  ? 192
-                                            : kRows ? 128
-                                                    : kTileK) *
-                                               4,
+                       kScale = kPairs ? kKeyScale + 64 * 4 : kNumbers + (kRows ? 128 : kTileK) * 4,
                        kGamma = kRows ? kScale + 64 * 4 : kNumbers;
   static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
   static constexpr int kShared = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4;
@@ -50,7 +50,7 @@ struct WarpForwardShape {
 };
 
 // What the loads of a chunk need.
-template <class Shape, int kTileK, bool kOut>
+template <class Shape>
 struct ForwardLoads {
   const ScanForwardArgs& args;
   const ScanCoord& coord;
@@ -68,14 +68,14 @@ struct ForwardLoads {
     if (c < coord.chunks) {
       if constexpr (Shape::kReads) {
         if constexpr (Shape::kRows) {
-          copy_rows<kTileK, kWarpScanThreads>(args.rows.q, args.sequences, coord, c, args.K, shared + Shape::kQ);
+          copy_rows<Shape::kTileK, kWarpScanThreads>(args.rows.q, args.sequences, coord, c, args.K, shared + Shape::kQ);
         } else {
           load_bytes<Shape::kMatrix>(shared + Shape::kQ, tiles(c).q);
         }
       }
       if constexpr (Shape::kDelta && !Shape::kPairs) erase_rows(c);
       if (z_ready) {
-        const int64_t values = (args.V + kValueBlock - 1) / kValueBlock;
+        const int64_t values = value_block_count(args.V);
         load_bytes<kSw128Bytes>(tile(c), args.z + (chunk_tile(c) * values + coord.value_block) * kSw128Elements);
       } else {
         fill_tile<kWarpScanThreads>(v, c, tile(c));
@@ -89,9 +89,9 @@ struct ForwardLoads {
         erase_rows(c);
         const IntraChunk& pair = args.pairs[chunk_tile(c)];
         load_bytes<kSw128Bytes>(shared + Shape::kX, pair.a);
-        if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, pair.p);
+        if constexpr (Shape::kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, pair.p);
       } else if constexpr (Shape::kSplitTiles) {
-        solved_tiles(static_cast<const XMTiles<kTileK>*>(args.solved)[chunk_tile(c)]);
+        solved_tiles(static_cast<const XMTiles<Shape::kTileK>*>(args.solved)[chunk_tile(c)]);
       } else {
         solved_tiles(tiles(c));
       }
@@ -108,29 +108,29 @@ struct ForwardLoads {
   template <class Tiles>
   FW_DEVICE void solved_tiles(const Tiles& tiles) const {
     load_bytes<Shape::kMatrix>(shared + Shape::kX, tiles.x);
-    if constexpr (kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, tiles.m);
+    if constexpr (Shape::kOut) load_bytes<kSw128Bytes>(shared + Shape::kM, tiles.m);
   }
   FW_DEVICE void erase_rows(int c) const {
     if constexpr (Shape::kRows) {
-      copy_rows<kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kE);
+      copy_rows<Shape::kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kE);
     } else {
       load_bytes<Shape::kMatrix>(shared + Shape::kE, tiles(c).e);
     }
   }
 };
 
-template <int kTileK, Form kForm, bool kOut, bool kSave>
+template <class Shape>
 __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const ScanForwardArgs args) {
-  using Shape = WarpForwardShape<kTileK, kForm, kOut, kSave>;
+  constexpr int kTileK = Shape::kTileK;
+  constexpr bool kOut = Shape::kOut, kSave = Shape::kSave;
   char* const shared = shared_memory();
-  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock,
-            map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  const int value_blocks = value_block_count(args.V),
+            map_blocks = args.maps.data != nullptr ? value_block_count(args.K) : 0;
   const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, map_blocks);
   if (args.parts != nullptr && (args.parts[coord.n] >> (coord.map ? 1 : 0) & 1) == 0) return;
   // Blocks of a map have Z = 0.
-  const ForwardLoads<Shape, kTileK, kOut> loads{
-      args, coord, shared, args.z != nullptr && !coord.map,
-      tile_rows(coord.map ? TokenArg{} : args.v, args.sequences, coord, args.V)};
+  const ForwardLoads<Shape> loads{args, coord, shared, args.z != nullptr && !coord.map,
+                                  tile_rows(coord.map ? TokenArg{} : args.v, args.sequences, coord, args.V)};
   const TileRows out = tile_rows(args.o, args.sequences, coord, args.V);
   loads.early(0);
   loads.late(0);
@@ -231,49 +231,38 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const
   }
 }
 
-template <int kTileK, Form kForm, bool kOut, bool kSave>
-void launch_forward(const ScanForwardArgs& args, void* stream) {
-  const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
-  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch(sm80_forward_kernel<kTileK, kForm, kOut, kSave>, grid, kWarpScanThreads,
-         WarpForwardShape<kTileK, kForm, kOut, kSave>::kShared, stream, args);
-}
-template <int kTileK, Form kForm>
-void launch_forward(const ScanForwardArgs& args, void* stream) {
-  const bool save = args.states != nullptr;
-  if (args.o.data != nullptr) {
-    save ? launch_forward<kTileK, kForm, true, true>(args, stream)
-         : launch_forward<kTileK, kForm, true, false>(args, stream);
-  } else {
-    save ? launch_forward<kTileK, kForm, false, true>(args, stream)
-         : launch_forward<kTileK, kForm, false, false>(args, stream);
-  }
-}
-template <int kTileK>
-void launch_sm80_forward(const ScanForwardArgs& args, Form form, void* stream) {
-  switch (form) {
-    case Form::kSm80Additive:
-      return launch_forward<kTileK, Form::kSm80Additive>(args, stream);
-    case Form::kSm80Tiles:
-      return launch_forward<kTileK, Form::kSm80Tiles>(args, stream);
-    case Form::kSm80SplitTiles:
-      return launch_forward<kTileK, Form::kSm80SplitTiles>(args, stream);
-    case Form::kSm80Rows:
-      return launch_forward<kTileK, Form::kSm80Rows>(args, stream);
-    case Form::kSm80Pairs:
-      return launch_forward<kTileK, Form::kSm80Pairs>(args, stream);
-    case Form::kSm80Sums:
-      return launch_forward<kTileK, Form::kSm80Sums>(args, stream);
-    default:
-      fail_internal("sm80_scan_forward: expected a kernel of sm80/forward, got number {}", static_cast<int>(form));
-  }
+template <ForwardForm kForm>
+void launch_sm80_forward(const ScanForwardArgs& args, int k_tile, void* stream) {
+  const int maps = args.maps.data != nullptr ? value_block_count(args.K) : 0;
+  with_constants(
+      [&](auto small, auto writes_o, auto saves) {
+        using Shape = WarpForwardShape<ForwardTraits{
+            .k_tile = small ? 64 : 128, .form = kForm, .writes_o = writes_o, .saves = saves}>;
+        launch(sm80_forward_kernel<Shape>, scan_grid(args.sequences, args.HV, value_block_count(args.V) + maps),
+               kWarpScanThreads, Shape::kShared, stream, args);
+      },
+      k_tile == 64, args.o.data != nullptr, args.states != nullptr);
 }
 
 }  // namespace
 
 void sm80_scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int k_tile, void* stream) {
-  k_tile == 64 ? launch_sm80_forward<64>(args, kernel, stream) : launch_sm80_forward<128>(args, kernel, stream);
+  switch (kernel) {
+    case ForwardScan::kSm80Additive:
+      return launch_sm80_forward<ForwardForm::kAdditive>(args, k_tile, stream);
+    case ForwardScan::kSm80Tiles:
+      return launch_sm80_forward<ForwardForm::kTiles>(args, k_tile, stream);
+    case ForwardScan::kSm80SplitTiles:
+      return launch_sm80_forward<ForwardForm::kSplitTiles>(args, k_tile, stream);
+    case ForwardScan::kSm80Rows:
+      return launch_sm80_forward<ForwardForm::kRows>(args, k_tile, stream);
+    case ForwardScan::kSm80Pairs:
+      return launch_sm80_forward<ForwardForm::kPairs>(args, k_tile, stream);
+    case ForwardScan::kSm80Sums:
+      return launch_sm80_forward<ForwardForm::kSums>(args, k_tile, stream);
+    default:
+      fail_internal("sm80_scan_forward: expected a kernel of sm80/forward, got number {}", static_cast<int>(kernel));
+  }
 }
 
 }  // namespace fw::cuda

@@ -7,6 +7,11 @@
 
 namespace fw::cuda {
 
+struct WarpGradientTraits {
+  int k_tile = 128;  // 64 or 128
+  bool is_delta = true;
+};
+
 // Elements of a tile as the scans left it.
 template <class Shape>
 FW_DEVICE void load_tile(const WorkTile<Shape>& c, int to, const uint16_t* from, int elements) {

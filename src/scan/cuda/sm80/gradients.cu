@@ -6,6 +6,7 @@
 //   q and k, the front's coefficients      a stage a value block: dv, dP, dT, and what the states give dr, de, dw
 //   the streams again                      dr, de, dw
 //   q and k again                          the gradients of the front
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/gradients/launch.cuh"
 #include "scan/cuda/gradients/rows.cuh"
 #include "scan/cuda/launchers.h"
@@ -13,10 +14,10 @@
 
 namespace fw::cuda {
 
-template <int kTileKDim, bool kDeltaUpdate>
+template <WarpGradientTraits kTraits>
 struct WarpGradientShape {
-  static constexpr int kTileK = kTileKDim;
-  static constexpr bool kMmaSync = true, kChannel = false, kDelta = kDeltaUpdate, kStreams = false, kGates = true,
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kMmaSync = true, kChannel = false, kDelta = kTraits.is_delta, kStreams = false, kGates = true,
                         kUnscaled = false, kWhole = false;
   static constexpr bool kSumsHeads = false, kNoDecayFix = false, kFollows = false;
   static constexpr Residuals kResiduals = Residuals::kOfRule;
@@ -132,16 +133,16 @@ void launch_sm80_gradients(const GradientArgs& args, int64_t chunks, void* strea
   launch_gradients<Shape>(sm80_gradients_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream,
                           {args, chunks * args.problem.HV, 0, false, pieces_of(args)});
 }
-template <int kTileK>
-void launch_sm80_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  args.problem.rule.is_delta() ? launch_sm80_gradients<WarpGradientShape<kTileK, true>>(args, chunks, stream)
-                               : launch_sm80_gradients<WarpGradientShape<kTileK, false>>(args, chunks, stream);
-}
 
 }  // namespace
 
 void sm80_gradients(const GradientArgs& args, GradientKernel, int k_tile, int64_t chunks, void* stream) {
-  k_tile == 64 ? launch_sm80_gradients<64>(args, chunks, stream) : launch_sm80_gradients<128>(args, chunks, stream);
+  with_constants(
+      [&](auto small, auto is_delta) {
+        using Shape = WarpGradientShape<WarpGradientTraits{.k_tile = small ? 64 : 128, .is_delta = is_delta}>;
+        launch_sm80_gradients<Shape>(args, chunks, stream);
+      },
+      k_tile == 64, args.problem.rule.is_delta());
 }
 
 }  // namespace fw::cuda

@@ -8,6 +8,7 @@
 //   q and k again                          the gradients of the front and of the log-decays
 #include <algorithm>
 
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/gradients/channel/mixed.cuh"
 #include "scan/cuda/gradients/launch.cuh"
 #include "scan/cuda/launchers.h"
@@ -15,10 +16,10 @@
 
 namespace fw::cuda {
 
-template <int kTileKDim, bool kDeltaUpdate>
+template <WarpGradientTraits kTraits>
 struct WarpChannelShape {
-  static constexpr int kTileK = kTileKDim;
-  static constexpr bool kMmaSync = true, kChannel = true, kDelta = kDeltaUpdate, kStreams = false, kGates = true,
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kMmaSync = true, kChannel = true, kDelta = kTraits.is_delta, kStreams = false, kGates = true,
                         kUnscaled = false, kNoDecayFix = false, kWhole = false;
   static constexpr bool kPrecond = false, kMakesM = false, kFused = false, kOwnKey = false, kThirdRow = false,
                         kHalf = false, kSumsHeads = false, kFollows = false;
@@ -132,16 +133,16 @@ void launch_sm80_channel(const GradientArgs& args, int64_t chunks, void* stream)
   launch_gradients<Shape>(sm80_gradients_channel_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream,
                           {args, chunks * args.problem.HV, 0, false, pieces});
 }
-template <int kTileK>
-void launch_sm80_channel(const GradientArgs& args, int64_t chunks, void* stream) {
-  args.problem.rule.is_delta() ? launch_sm80_channel<WarpChannelShape<kTileK, true>>(args, chunks, stream)
-                               : launch_sm80_channel<WarpChannelShape<kTileK, false>>(args, chunks, stream);
-}
 
 }  // namespace
 
 void sm80_gradients_channel(const GradientArgs& args, GradientKernel, int k_tile, int64_t chunks, void* stream) {
-  k_tile == 64 ? launch_sm80_channel<64>(args, chunks, stream) : launch_sm80_channel<128>(args, chunks, stream);
+  with_constants(
+      [&](auto small, auto is_delta) {
+        using Shape = WarpChannelShape<WarpGradientTraits{.k_tile = small ? 64 : 128, .is_delta = is_delta}>;
+        launch_sm80_channel<Shape>(args, chunks, stream);
+      },
+      k_tile == 64, args.problem.rule.is_delta());
 }
 
 }  // namespace fw::cuda

@@ -1,5 +1,5 @@
-// The reverse scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles and results are those of
-// sm90/scan/reverse.cu (kAdditive, kTiles) and sm90/scan/reverse_rows.cu (kKeys, kRows, kSums), without hi/lo tiles.
+// The reverse scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles, forms and results are those
+// of sm90/scan/reverse.cu, without hi/lo tiles.
 // Per chunk, from the last to the first:
 //   kAdditive, kTiles    V = k D                                    D = Diag(gamma) D + q^T dO - y^T V
 //   kKeys                dR = P^T dO + Khat D, dZ = A^T dR          D = Diag(gamma) D + Q^T dO + E^T dZ
@@ -9,22 +9,25 @@
 // Four barriers of the block a chunk, as sm80/forward.cu has them: dO and what the first products take is loaded early,
 // what the last products take late.
 #include "gpu/launch.h"
+#include "scan/cuda/common/scan/traits.h"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm80/parts.cuh"
 
 namespace fw::cuda {
 namespace {
 
-enum class WarpReverse { kAdditive, kTiles, kKeys, kRows, kSums };
-
 // Shared memory: bytes.
-template <int kTileK, WarpReverse kSource, bool kSave>
+template <ReverseTraits kTraits>
 struct WarpReverseShape {
-  static constexpr bool kTiles = kSource == WarpReverse::kTiles || kSource == WarpReverse::kAdditive,
-                        kSums = kSource == WarpReverse::kSums, kKeys = kSource == WarpReverse::kKeys;
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr ReverseForm kForm = kTraits.form;
+  static constexpr bool kSave = kTraits.saves, kDelta = kForm != ReverseForm::kAdditive;
+  static constexpr bool kTiles = kForm == ReverseForm::kTiles || !kDelta, kSums = kForm == ReverseForm::kSums,
+                        kKeys = kForm == ReverseForm::kKeys;
   static constexpr int kMatrix = 64 * kTileK * 2;
   // kTiles: y in place of E.
-  static constexpr bool kHasE = kSource == WarpReverse::kTiles || kKeys;
+  static constexpr bool kHasE = (kTiles && kDelta) || kKeys;
   static constexpr int kK = 0, kQ = kK + kMatrix, kE = kQ + kMatrix, kA = kE + (kHasE ? kMatrix : 0),
                        kP = kA + (kTiles ? 0 : kSw128Bytes);
   // Of even and odd chunks: dO, then V or dZ; D.
@@ -38,7 +41,7 @@ struct WarpReverseShape {
   static_assert(kShared <= kSm80SharedBytes);
 };
 
-template <class Shape, int kTileK>
+template <class Shape>
 struct ReverseLoads {
   const ScanReverseArgs& args;
   const ScanCoord& coord;
@@ -56,7 +59,7 @@ struct ReverseLoads {
         load_bytes<kSw128Bytes>(shared + Shape::kA, args.pairs[chunk_tile(c)].a);
         load_bytes<kSw128Bytes>(shared + Shape::kP, args.pairs[chunk_tile(c)].p);
         if constexpr (Shape::kKeys) {
-          load_bytes<Shape::kMatrix>(shared + Shape::kK, args.keys + chunk_tile(c) * (64 * kTileK));
+          load_bytes<Shape::kMatrix>(shared + Shape::kK, args.keys + chunk_tile(c) * (64 * Shape::kTileK));
           load_bytes<Shape::kMatrix>(shared + Shape::kQ, qe_tiles(c).q);
         }
       }
@@ -73,8 +76,8 @@ struct ReverseLoads {
         load_bytes<Shape::kMatrix>(shared + Shape::kE, qe_tiles(c).e);
         load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, qe_tiles(c).gamma);
       } else {
-        fill_rows<kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kK);
-        fill_rows<kTileK, kWarpScanThreads>(args.rows.q, args.sequences, coord, c, args.K, shared + Shape::kQ);
+        fill_rows<Shape::kTileK, kWarpScanThreads>(args.rows.k, args.sequences, coord, c, args.K, shared + Shape::kK);
+        fill_rows<Shape::kTileK, kWarpScanThreads>(args.rows.q, args.sequences, coord, c, args.K, shared + Shape::kQ);
         load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, args.numbers + chunk_tile(c));
       }
     }
@@ -82,22 +85,23 @@ struct ReverseLoads {
   }
 
  private:
-  FW_DEVICE const QETiles<kTileK>& qe_tiles(int c) const {
-    return static_cast<const QETiles<kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
+  FW_DEVICE const QETiles<Shape::kTileK>& qe_tiles(int c) const {
+    return static_cast<const QETiles<Shape::kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
   }
-  FW_DEVICE const BwdTiles<kTileK>& bwd_tiles(int c) const {
-    return static_cast<const BwdTiles<kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
+  FW_DEVICE const BwdTiles<Shape::kTileK>& bwd_tiles(int c) const {
+    return static_cast<const BwdTiles<Shape::kTileK>*>(args.chunk_tiles)[chunk_tile(c)];
   }
 };
 
-template <int kTileK, WarpReverse kSource, bool kSave>
+template <class Shape>
 __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const ScanReverseArgs args) {
-  using Shape = WarpReverseShape<kTileK, kSource, kSave>;
+  constexpr int kTileK = Shape::kTileK;
+  constexpr bool kSave = Shape::kSave;
   char* const shared = shared_memory();
-  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock;
+  const int value_blocks = value_block_count(args.V);
   const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, 0);
   if (args.parts != nullptr && (args.parts[coord.n] & 1) == 0) return;
-  const ReverseLoads<Shape, kTileK> loads{args, coord, shared, tile_rows(args.d_o, args.sequences, coord, args.V)};
+  const ReverseLoads<Shape> loads{args, coord, shared, tile_rows(args.d_o, args.sequences, coord, args.V)};
   loads.early(coord.chunks - 1);
   loads.late(coord.chunks - 1);
   float state[kTileK / 2];
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
     sync_threads();
     loads.early(c - 1);
     if constexpr (kSave) store_bytes<Shape::kMatrix>(args.d_states + block_tile * (64 * kTileK), shared + Shape::kD);
-    if constexpr (kSource == WarpReverse::kTiles) {
+    if constexpr (Shape::kTiles && Shape::kDelta) {
       constexpr uint32_t kSigns = 0x80008000u;
       FW_UNROLL
       for (int k = 0; k < 4; ++k) {
@@ -184,33 +188,27 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
               args.V, state);
 }
 
-template <int kTileK, WarpReverse kSource, bool kSave>
-void launch_sm80_reverse(const ScanReverseArgs& args, void* stream) {
-  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock);
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
-  launch(sm80_reverse_kernel<kTileK, kSource, kSave>, grid, kWarpScanThreads,
-         WarpReverseShape<kTileK, kSource, kSave>::kShared, stream, args);
-}
-template <int kTileK, WarpReverse kSource>
-void launch_sm80_reverse(const ScanReverseArgs& args, void* stream) {
-  args.d_states != nullptr ? launch_sm80_reverse<kTileK, kSource, true>(args, stream)
-                           : launch_sm80_reverse<kTileK, kSource, false>(args, stream);
-}
-template <int kTileK>
-void launch_sm80_reverse(const ScanReverseArgs& args, ReverseScan kernel, void* stream) {
-  if (kernel == ReverseScan::kSm80Keys) return launch_sm80_reverse<kTileK, WarpReverse::kKeys>(args, stream);
-  if (kernel == ReverseScan::kSm80Rows) {
-    return args.mixed ? launch_sm80_reverse<kTileK, WarpReverse::kSums>(args, stream)
-                      : launch_sm80_reverse<kTileK, WarpReverse::kRows>(args, stream);
-  }
-  args.is_delta ? launch_sm80_reverse<kTileK, WarpReverse::kTiles>(args, stream)
-                : launch_sm80_reverse<kTileK, WarpReverse::kAdditive>(args, stream);
+template <ReverseForm kForm>
+void launch_sm80_reverse(const ScanReverseArgs& args, int k_tile, void* stream) {
+  with_constants(
+      [&](auto small, auto saves) {
+        using Shape = WarpReverseShape<ReverseTraits{.k_tile = small ? 64 : 128, .form = kForm, .saves = saves}>;
+        launch(sm80_reverse_kernel<Shape>, scan_grid(args.sequences, args.HV, value_block_count(args.V)),
+               kWarpScanThreads, Shape::kShared, stream, args);
+      },
+      k_tile == 64, args.d_states != nullptr);
 }
 
 }  // namespace
 
 void sm80_scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_tile, void* stream) {
-  k_tile == 64 ? launch_sm80_reverse<64>(args, kernel, stream) : launch_sm80_reverse<128>(args, kernel, stream);
+  if (kernel == ReverseScan::kSm80Keys) return launch_sm80_reverse<ReverseForm::kKeys>(args, k_tile, stream);
+  if (kernel == ReverseScan::kSm80Rows) {
+    return args.mixed ? launch_sm80_reverse<ReverseForm::kSums>(args, k_tile, stream)
+                      : launch_sm80_reverse<ReverseForm::kRows>(args, k_tile, stream);
+  }
+  args.is_delta ? launch_sm80_reverse<ReverseForm::kTiles>(args, k_tile, stream)
+                : launch_sm80_reverse<ReverseForm::kAdditive>(args, k_tile, stream);
 }
 
 }  // namespace fw::cuda

@@ -22,8 +22,10 @@
 namespace fw::cuda {
 namespace {
 
-// The token in shared memory through a warp's rows. kKeeps: there may be slots of tokens, or checkpoints.
-template <bool kKeeps, int kN, int kRows>
+enum class StatesKept { kLast, kAny };  // kAny: there may be slots of tokens, or checkpoints
+
+// The token in shared memory through a warp's rows.
+template <StatesKept kKept, int kN, int kRows>
 FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& coord, int t,
                          const char* token, int warp, int lane, WarpState<kN, kRows>& state) {
   const int row = row_of_lane<kRows>(lane), v = coord.v_tile + warp * kRows + row;
@@ -33,7 +35,7 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
                         o);
   if (has_row<kRows>(lane) && v < a.problem.V && a.o.data != nullptr)
     store_element(rows_of(a.o, a.problem.sequences, coord.n, coord.hv), t, v, o);
-  if (!kKeeps) return;
+  if (kKept == StatesKept::kLast) return;
   const bool checkpoint = a.checkpoints.states.data != nullptr;
   if (!checkpoint && a.slots.tokens == nullptr) return;
   const int slot = checkpoint ? checkpoint_after(a.checkpoints, coord.n, t + 1) : token_slot(a.slots, coord.n, t);
@@ -42,7 +44,7 @@ FW_DEVICE void step_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
 
 // The same few tokens of every sequence (at most kStateWarps): a warp each makes them, while the rows of the others are
 // on their way. No slots of tokens: for them there are too few registers.
-template <int kN, int kRows, bool kFused>
+template <int kN, int kRows, TokenGates kGates>
 __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
     token_step_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index());
@@ -52,7 +54,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   if (cut.initial == StateAccess::kStaged && warp < kStateWarps)
     prefetch_tile(a, coord, 32 * warp + lane, kStateThreads);
   GateScalars<kN> own = {};
-  if (kFused && warp >= kStateWarps) own = token_gate_scalars<kN>(a.problem, coord.hv, lane);
+  if (kGates == TokenGates::kLogits && warp >= kStateWarps) own = token_gate_scalars<kN>(a.problem, coord.hv, lane);
   grid_dependency_wait();
   if (cut.early) grid_dependency_launch();
   if (!find_slot(a, cut, coord)) return;
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   if (warp >= kStateWarps) {
     const int t = warp - kStateWarps;
     char* const token = shared_memory() + t * cut.gather.bytes;
-    make_token<kFused>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
+    make_token<kGates>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
   } else {
     state.load(a, cut, coord, warp, lane);
     state.arrived();
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
   state.finish(a, cut, coord, warp, lane);
   FW_NO_UNROLL
   for (int t = 0; t < a.problem.sequences.T; ++t)
-    step_rows<false>(a, cut, coord, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
+    step_rows<StatesKept::kLast>(a, cut, coord, t, shared_memory() + t * cut.gather.bytes, warp, lane, state);
   grid_dependency_launch();
   state.store(a, cut, coord, coord.slot, warp, lane);
 }
@@ -94,8 +96,8 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
       if (t < length)
-        make_token<false>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token), GateScalars<kN>(),
-                          lane, token);
+        make_token<TokenGates::kValues>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token),
+                                        GateScalars<kN>(), lane, token);
     } else if (batch == 0) {
       state.arrived();
     } else {
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
       const int t0 = (batch - 1) * kStateWarps;
       FW_NO_UNROLL
       for (int i = 0; i < kStateWarps && t0 + i < length; ++i)
-        step_rows<true>(a, cut, coord, t0 + i, tokens + i * bytes, warp, lane, state);
+        step_rows<StatesKept::kAny>(a, cut, coord, t0 + i, tokens + i * bytes, warp, lane, state);
     }
     sync_threads();
     if (batch == 0 && !makes) state.finish(a, cut, coord, warp, lane);
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
 // One token each, the states contiguous [V, K]: a block has a whole head, its state on its way through shared memory.
 constexpr int kHeadRows = 8, kHeadBlocks = 6;
 
-template <int kN, bool kFused>
+template <int kN, TokenGates kGates>
 __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     token_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const Problem& x = a.problem;
@@ -133,13 +135,13 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
   const int first = coord.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
   if (warp < kStateWarps) prefetch_rows(a, coord, first, last, lane);
   GateScalars<kN> own = {};
-  if (kFused && warp == kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
+  if (kGates == TokenGates::kLogits && warp == kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
   grid_dependency_wait();
   if (!find_slot(a, cut, coord)) return;
   const StateRef initial = state_of(x.initial_state, coord.slot, coord.hv);
   char* const stage = shared_memory() + cut.stage - coord.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
-    make_token<kFused>(a, cut, coord, 0, 0, start_token(a, cut, coord, 0, lane, token), own, lane, token);
+    make_token<kGates>(a, cut, coord, 0, 0, start_token(a, cut, coord, 0, lane, token), own, lane, token);
   } else {
     FW_NO_UNROLL
     for (int v = first; v < last; v += kHeadRows) {
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), kHeadBlocks)
     float s[kHeadRows][kN] = {}, o;
     load_packed_rows<kN, kHeadRows>(staged, v0, rows, x.K, lane, s);
     if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
-    const float z = row < rows ? z_v * gathered_value<kFused>(x, cut.gather, token, v0 - coord.v_tile + row) : 0.0f;
+    const float z = row < rows ? z_v * gathered_value<kGates>(x, cut.gather, token, v0 - coord.v_tile + row) : 0.0f;
     token_step<kN, kHeadRows>(k, z, lane, s, o);
     if (writes && row < rows) store_element(o_rows, 0, v0 + row, o);
     if (cut.final != StateAccess::kAbsent && to >= 0) store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s);
@@ -265,8 +267,9 @@ void launch_rows(const TokenForwardArgs& args, bool few, int sm_count, void* str
                   static_cast<unsigned>(x.HV)};
   if (few) {
     cut.early = grid.x * grid.y <= 2 * static_cast<unsigned>(sm_count);
-    launch_overlapped(x.fused.any() ? token_step_kernel<kN, kRows, true> : token_step_kernel<kN, kRows, false>, grid,
-                      static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
+    launch_overlapped(x.fused.any() ? token_step_kernel<kN, kRows, TokenGates::kLogits>
+                                    : token_step_kernel<kN, kRows, TokenGates::kValues>,
+                      grid, static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
   }
   if (x.fused.any())
@@ -281,9 +284,10 @@ void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
   const int64_t blocks = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4);
   ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
   cut.stage = after_tokens(cut, 1);
-  launch_overlapped(x.fused.any() ? token_head_kernel<kN, true> : token_head_kernel<kN, false>,
-                    Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)},
-                    32 * (kStateWarps + 1), static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
+  launch_overlapped(
+      x.fused.any() ? token_head_kernel<kN, TokenGates::kLogits> : token_head_kernel<kN, TokenGates::kValues>,
+      Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)},
+      32 * (kStateWarps + 1), static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut);
   launch_step<kN>(args, cut, stream);
 }
 

@@ -237,9 +237,12 @@ FW_DEVICE float fused_value(const GateLaw<float>& law, float x) {
   return law.given == GateActivation::kValue ? x : exact_gate(law.factor, x);
 }
 
-// kFused: tensors may be logits; a form of its own, since a decoded token waits for every line of code. own:
-// token_gate_scalars() of the lane.
-template <bool kFused, int kN>
+// Whether tensors of gates and decays may be logits: a form of its own, since a decoded token waits for every line of
+// code.
+enum class TokenGates { kValues, kLogits };
+
+// own: token_gate_scalars() of the lane.
+template <TokenGates kGates, int kN>
 FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, const GateScalars<kN>& own,
                                         const char* token, int lane) {
   const Rule& rule = x.rule;
@@ -255,7 +258,7 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
     in.g[0] = s.g;
   }
   const FusedGates& fused = x.fused;
-  if (kFused && fused.g.given != GateActivation::kValue) {
+  if (kGates == TokenGates::kLogits && fused.g.given != GateActivation::kValue) {
     const bool sigmoid = fused.g.given == GateActivation::kLowerBound;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
@@ -270,7 +273,7 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
   if (g.makes_m || x.m != nullptr) gathered_channels<kN>(token + g.at[kRowM], false, lane, in.row.m);
   load_gates(
       rule, g.makes_m || x.m != nullptr, in.gates, [](float y) { return y; }, s);
-  if constexpr (kFused) {
+  if constexpr (kGates == TokenGates::kLogits) {
     if (rule.uses_erase_gate() && rule.erase == Gate::kChannel) {
 #pragma unroll
       for (int j = 0; j < kN; ++j) in.row.b[j] = fused_value(fused.erase_gate, in.row.b[j]);
@@ -284,7 +287,7 @@ FW_DEVICE KeyInputs<kN> gathered_inputs(const Problem& x, const TokenGather& g, 
 }
 
 // Value i of the tile as it was gathered, with its gate.
-template <bool kFused>
+template <TokenGates kGates>
 FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const char* token, int i) {
   const auto value = [&](GatherRow which, const TokenArg& a) {
     const char* row = token + g.at[which];
@@ -292,15 +295,15 @@ FW_DEVICE float gathered_value(const Problem& x, const TokenGather& g, const cha
   };
   if (x.rule.write != Gate::kChannel) return value(kRowV, x.in.v);
   const float gate = value(kRowWriteGate, x.in.write_gate);
-  return value(kRowV, x.in.v) * (kFused ? fused_value(x.fused.write_gate, gate) : gate);
+  return value(kRowV, x.in.v) * (kGates == TokenGates::kLogits ? fused_value(x.fused.write_gate, gate) : gate);
 }
 
 // The token's streams, in place of its inputs, by the warp that has read them; of a tile of at most 32 values z too, in
 // place of the values (0: none).
-template <bool kFused, int kN>
+template <TokenGates kGates, int kN>
 FW_DEVICE void put_token(const Problem& x, const TokenGather& g, const KeyToken<kN>& k, int tile, int lane,
                          char* token) {
-  const float z = lane < tile ? k.z_v * gathered_value<kFused>(x, g, token, lane) : 0.0f;
+  const float z = lane < tile ? k.z_v * gathered_value<kGates>(x, g, token, lane) : 0.0f;
   sync_warp();  // all lanes have what they read
   if (lane < tile) reinterpret_cast<float*>(token + g.at[kRowV])[lane] = z;
   char* const p = token + 4 * kN * lane;

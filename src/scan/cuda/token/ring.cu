@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kMostKeyWarps = 4, kHeadRows = 8;
 // Of an SM: what makes values of logits has more in registers.
-constexpr int head_blocks(bool fused) { return fused ? 3 : 4; }
+constexpr int head_blocks(TokenGates gates) { return gates == TokenGates::kLogits ? 3 : 4; }
 
 // The tokens of the block's sequence; nothing to do: false.
 FW_DEVICE bool find_span(const TokenForwardArgs& a, const TokenCoord& coord, int& length, RingSpan& span) {
@@ -36,7 +36,7 @@ FW_DEVICE bool find_span(const TokenForwardArgs& a, const TokenCoord& coord, int
 }
 
 // The key side of the call's tokens, by key warp `warp`. The block of the first values writes the ring's keys.
-template <int kN, bool kFused>
+template <int kN, TokenGates kGates>
 FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, const RingCut& rc,
                               const TokenCoord& coord, const RingSpan& span, int length, int tile, int warp, int lane,
                               const GateScalars<kN>& own) {
@@ -53,7 +53,7 @@ FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, 
   FW_NO_UNROLL
   for (int t = warp; t < length; t += rc.key_warps) {
     char* const token = token_at(t);
-    make_token<kFused>(a, cut, coord, t, tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
+    make_token<kGates>(a, cut, coord, t, tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
     put_ring_key<kN>(rule, GatheredToken<kN>(cut.gather, token, lane), found + t, lane, keys, decays);
   }
   cp_async_wait<0>();
@@ -172,7 +172,7 @@ FW_DEVICE void load_ring_values(const TokenForwardArgs& a, const RingCut& rc, co
 }
 
 // Any states, packed sequences, several tokens a call.
-template <int kN, int kRows, bool kFused>
+template <int kN, int kRows, TokenGates kGates>
 __global__ void __launch_bounds__(kStateThreads + 32 * kMostKeyWarps, kN == 8 ? 1 : 2)
     token_ring_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut,
                       const __grid_constant__ RingCut rc) {
@@ -184,14 +184,14 @@ __global__ void __launch_bounds__(kStateThreads + 32 * kMostKeyWarps, kN == 8 ? 
   if (cut.initial == StateAccess::kStaged && warp < kStateWarps)
     prefetch_tile(a, coord, 32 * warp + lane, kStateThreads);
   GateScalars<kN> own = {};
-  if (kFused && warp >= kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
+  if (kGates == TokenGates::kLogits && warp >= kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
   grid_dependency_wait();
   int length;
   RingSpan span;
   if (!find_slot(a, cut, coord) || !find_span(a, coord, length, span)) return;
   WarpState<kN, kRows> state;
   if (warp >= kStateWarps) {
-    make_ring_keys<kN, kFused>(a, cut, rc, coord, span, length, cut.tile, warp - kStateWarps, lane, own);
+    make_ring_keys<kN, kGates>(a, cut, rc, coord, span, length, cut.tile, warp - kStateWarps, lane, own);
   } else {
     state.load(a, cut, coord, warp, lane);
     load_ring_values(a, rc, ring_head(a.ring, coord.slot, coord.hv), span, coord.v_tile, 0,
@@ -214,8 +214,8 @@ __global__ void __launch_bounds__(kStateThreads + 32 * kMostKeyWarps, kN == 8 ? 
 }
 
 // One token each, the states contiguous [V, K]: a block has half a head, its state on its way through shared memory.
-template <int kN, bool kFused>
-__global__ void __launch_bounds__(32 * (kStateWarps + 1), head_blocks(kFused))
+template <int kN, TokenGates kGates>
+__global__ void __launch_bounds__(32 * (kStateWarps + 1), head_blocks(kGates))
     token_ring_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut,
                            const __grid_constant__ RingCut rc) {
   const Problem& x = a.problem;
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), head_blocks(kFused))
   const int first = coord.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
   if (warp < kStateWarps) prefetch_rows(a, coord, first, last, lane);
   GateScalars<kN> own = {};
-  if (kFused && warp == kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
+  if (kGates == TokenGates::kLogits && warp == kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
   grid_dependency_wait();
   int length;
   RingSpan span;
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), head_blocks(kFused))
   const StateRef initial = state_of(x.initial_state, coord.slot, coord.hv);
   char* const stage = shared_memory() + cut.stage - coord.v_tile * row_bytes;  // row v at v row_bytes
   if (warp == kStateWarps) {
-    make_ring_keys<kN, kFused>(a, cut, rc, coord, span, 1, 0, 0, lane, own);
+    make_ring_keys<kN, kGates>(a, cut, rc, coord, span, 1, 0, 0, lane, own);
   } else if (first < last) {
     load_ring_values(a, rc, ring_head(a.ring, coord.slot, coord.hv), span, first, first - coord.v_tile, last - first,
                      per_warp, lane, 32);
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), head_blocks(kFused))
     ring_rows<kN, kHeadRows>(
         a, cut, rc, coord, span, 1, v0, row0, rows, lane,
         [&](int, int row) {
-          return row < rows ? z_v * gathered_value<kFused>(x, cut.gather, token, row0 + row) : 0.0f;
+          return row < rows ? z_v * gathered_value<kGates>(x, cut.gather, token, row0 + row) : 0.0f;
         },
         [&] { store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s); }, s);
   }
@@ -346,9 +346,10 @@ void launch_rows(const TokenForwardArgs& args, void* stream) {
                                   stage_bytes(args.final_state, cut.final, kN, cut.tile));
   const Dim3 grid{static_cast<unsigned>(static_cast<int64_t>(x.sequences.N) << cut.log_tiles),
                   static_cast<unsigned>(x.HV)};
-  launch_overlapped(x.fused.any() ? token_ring_kernel<kN, kRows, true> : token_ring_kernel<kN, kRows, false>, grid,
-                    static_cast<unsigned>(kStateThreads + 32 * key_warps), static_cast<size_t>(cut.stage + staged),
-                    stream, args, cut, rc);
+  launch_overlapped(x.fused.any() ? token_ring_kernel<kN, kRows, TokenGates::kLogits>
+                                  : token_ring_kernel<kN, kRows, TokenGates::kValues>,
+                    grid, static_cast<unsigned>(kStateThreads + 32 * key_warps),
+                    static_cast<size_t>(cut.stage + staged), stream, args, cut, rc);
   precond_step(args, cut, kN, stream);
 }
 
@@ -360,9 +361,10 @@ void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
   const int per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
   const RingCut rc = ring_cut<kN>(args, cut, kStateWarps * per_warp, 1);
   cut.stage = (rc.end + 127) / 128 * 128;
-  launch_overlapped(x.fused.any() ? token_ring_head_kernel<kN, true> : token_ring_head_kernel<kN, false>,
-                    Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)},
-                    32 * (kStateWarps + 1), static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut, rc);
+  launch_overlapped(
+      x.fused.any() ? token_ring_head_kernel<kN, TokenGates::kLogits> : token_ring_head_kernel<kN, TokenGates::kValues>,
+      Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)},
+      32 * (kStateWarps + 1), static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut, rc);
   precond_step(args, cut, kN, stream);
 }
 

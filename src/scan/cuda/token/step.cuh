@@ -42,7 +42,7 @@ FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const Forward
                       to);
 }
 // Makes it of them, by the same warp. tile: as put_token() has it.
-template <bool kFused, int kN>
+template <TokenGates kGates, int kN>
 FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& coord, int t, int tile,
                           const GatheredScalar& scalar, const GateScalars<kN>& own, int lane, char* to) {
   const Problem& x = args.problem;
@@ -56,11 +56,11 @@ FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, c
     if (cut.stores_precond && coord.v_tile == 0 && coord.hv == key_head * x.group)
       store_channels(precond_rows(args.final_precond, coord.slot, key_head), 0, lane * kN, x.K, a);
   }
-  const KeyInputs<kN> in = gathered_inputs<kFused>(x, cut.gather, own, to, lane);
+  const KeyInputs<kN> in = gathered_inputs<kGates>(x, cut.gather, own, to, lane);
   const KeyToken<kN> k = key_token(x, coord.hv, in, [&](const TokenArg& gate, int count) {
     return row_mean(rows_of(gate, x.sequences, coord.n, coord.hv), t, count, lane);
   });
-  put_token<kFused>(x, cut.gather, k, tile, lane, to);
+  put_token<kGates>(x, cut.gather, k, tile, lane, to);
 }
 
 // A warp's rows of the state. load() starts, arrived() waits for what this thread copies, and after a barrier of the

@@ -392,7 +392,7 @@ struct PrecondRows {
   // After the block's barrier.
   FW_DEVICE void start() {
     if (shared != nullptr)
-      run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), *shared, a);
+      run_start<Direction::kForward, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), *shared, a);
   }
   FW_DEVICE void next(float alpha, float gain, const float (&k)[kN], float (&m)[kN]) {
     FW_UNROLL

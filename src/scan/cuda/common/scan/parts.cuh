@@ -4,6 +4,7 @@
 // tiles.
 #pragma once
 
+#include "gpu/launch.h"
 #include "gpu/sm80/fragments.cuh"
 #include "scan/cuda/common/tokens.cuh"
 #include "scan/cuda/kernels.h"
@@ -19,6 +20,11 @@ struct ScanCoord {
   int32_t length, chunks;
   int64_t first_tile;  // index of (first chunk, hv); a chunk further is HV further
 };
+
+// The grid of a scan with so many blocks of values, and of maps, a head.
+inline Dim3 scan_grid(const SequenceArg& sequences, int HV, int blocks) {
+  return {static_cast<unsigned>(sequences.N) * static_cast<unsigned>(HV) * static_cast<unsigned>(blocks), 1, 1};
+}
 
 FW_DEVICE ScanCoord scan_coord(const SequenceArg& sequences, int HV, int values, int maps) {
   const int head = static_cast<int>(block_index_x()) / (values + maps),

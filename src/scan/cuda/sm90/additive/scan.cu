@@ -19,6 +19,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/kernels.h"
 #include "scan/cuda/sm90/additive/rows.cuh"
 
@@ -31,9 +32,16 @@ constexpr int kOutGroups = 2;
 constexpr int kProducerThreads = 128, kOutThread = 256, kOwnThread = 512, kGroup = 128;
 constexpr int kFactorWarp = 4, kFactorWarps = 2, kTakeWarp = 6, kStatesWarp = 7;
 
+struct AdditiveTraits {
+  int k_tile = 128;  // 64 or 128
+  bool writes_o = false;
+};
+
 // Shared memory: bytes. A stage is x (k; in reverse q), q if O is wanted, and the rows of values.
-template <int kTileK, bool kOut>
+template <AdditiveTraits kTraits>
 struct AdditiveShape {
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kOut = kTraits.writes_o;
   static constexpr int kMatrix = 64 * kTileK * 2;
   static constexpr int kX = 0, kQ = kMatrix, kY = kOut ? 2 * kMatrix : kMatrix, kStage = kY + kSw128Bytes;
   static constexpr int kFactors = 8, kStateBuffers = 2, kOutBuffers = 2;
@@ -172,8 +180,10 @@ FW_DEVICE float make_factors(const AdditiveScanArgs& args, const AdditiveScales&
 }
 
 // By a group of four warps, two lanes a row: the factors of a chunk whose front has norms. `keys` is x of a stage.
-template <int kTileK, bool kOut>
+template <class Shape>
 FW_DEVICE void scale_by_norms(const Rule& rule, bool reverse, const char* keys, const char* reads, FactorRows& rows) {
+  constexpr int kTileK = Shape::kTileK;
+  constexpr bool kOut = Shape::kOut;
   const int row = static_cast<int>(thread_index()) % kGroup / 2;
   const float of_x = row_square<kTileK>(keys, row), of_q = kOut ? row_square<kTileK>(reads, row) : of_x;
   const float q_n = q_factor(rule, of_q), k_n = k_factor(rule, of_x);
@@ -224,10 +234,11 @@ struct StageMaps {
   int32_t used = 0;
 };
 
-template <int kTileK, bool kOut>
+template <class Shape>
 __global__ void __launch_bounds__(kAdditiveThreads, 1)
     additive_scan_kernel(const __grid_constant__ AdditiveScanArgs args, const __grid_constant__ StageMaps maps) {
-  using Shape = AdditiveShape<kTileK, kOut>;
+  constexpr int kTileK = Shape::kTileK;
+  constexpr bool kOut = Shape::kOut;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   const bool normed = norms_matter(args.problem.rule), saves = args.states != nullptr;
@@ -244,7 +255,7 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
   grid_dependency_wait();
   grid_dependency_launch();
   const Problem& x = args.problem;
-  const int value_blocks = (x.V + kValueBlock - 1) / kValueBlock;
+  const int value_blocks = value_block_count(x.V);
   const ScanCoord coord = scan_coord(args.sequences, x.HV, value_blocks, 0);
   if (args.parts != nullptr && (args.parts[coord.n] & 1) == 0) return;
   const int column = coord.value_block * kValueBlock;
@@ -391,7 +402,7 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
       FactorRows& rows = *reinterpret_cast<FactorRows*>(shared + Shape::kFactor + known.slot * Shape::kFactorBytes);
       if (normed) {
         barriers.factors.wait_full(known);
-        scale_by_norms<kTileK, kOut>(x.rule, args.reverse, shared + stage, shared + stage + Shape::kQ, rows);
+        scale_by_norms<Shape>(x.rule, args.reverse, shared + stage, shared + stage + Shape::kQ, rows);
         named_barrier_sync(1 + group, kGroup);
         mbarrier_arrive(barriers.normed + known.slot);
       }
@@ -507,10 +518,8 @@ __global__ void __launch_bounds__(kAdditiveThreads, 1)
   }
 }
 
-template <int kTileK, bool kOut>
+template <class Shape>
 void launch_scan(const AdditiveScanArgs& args, void* stream) {
-  const unsigned blocks = static_cast<unsigned>((args.problem.V + kValueBlock - 1) / kValueBlock);
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.problem.HV) * blocks, 1, 1};
   const Problem& x = args.problem;
   const SequenceArg& s = x.sequences;
   const bool packed = s.offsets != nullptr;
@@ -518,10 +527,10 @@ void launch_scan(const AdditiveScanArgs& args, void* stream) {
     return make_tensor_map(a, packed ? 1 : x.B, packed ? x.tokens : x.T, x.HV / a.divisor, dim, to);
   };
   StageMaps maps;
-  maps.used = map(args.reverse ? x.in.q : x.in.k, x.K, maps.x) && (!kOut || map(x.in.q, x.K, maps.q)) &&
+  maps.used = map(args.reverse ? x.in.q : x.in.k, x.K, maps.x) && (!Shape::kOut || map(x.in.q, x.K, maps.q)) &&
               map(args.reverse ? args.d_o : x.in.v, x.V, maps.y);
-  launch_overlapped(additive_scan_kernel<kTileK, kOut>, grid, kAdditiveThreads, AdditiveShape<kTileK, kOut>::kShared,
-                    stream, args, maps);
+  launch_overlapped(additive_scan_kernel<Shape>, scan_grid(args.sequences, x.HV, value_block_count(x.V)),
+                    kAdditiveThreads, Shape::kShared, stream, args, maps);
 }
 
 // ---- From segment to segment
@@ -572,11 +581,11 @@ void additive_scan(const AdditiveScanArgs& args, int k_tile, void* stream) {
                             args.problem.K));
   const bool out = args.o.data != nullptr;
   if (out && args.reverse) throw Error(ErrorKind::kInternal, "additive_scan: there is no o in reverse");
-  if (k_tile == 64) {
-    out ? launch_scan<64, true>(args, stream) : launch_scan<64, false>(args, stream);
-  } else {
-    out ? launch_scan<128, true>(args, stream) : launch_scan<128, false>(args, stream);
-  }
+  with_constants(
+      [&](auto small, auto writes_o) {
+        launch_scan<AdditiveShape<AdditiveTraits{.k_tile = small ? 64 : 128, .writes_o = writes_o}>>(args, stream);
+      },
+      k_tile == 64, out);
 }
 
 void additive_join(const AdditiveJoinArgs& args, void* stream) {

@@ -29,7 +29,7 @@ FW_DEVICE float fused_step(const FusedForwardArgs& args, float gate, float squar
 struct KeyFactors {
   float norm[2], step[2];  // n, s
 };
-template <bool kStepOfKey>
+template <FusedStep kStep>
 FW_DEVICE KeyFactors key_factors(const FusedBlock& block, const ChunkScalars& scalars, const float (&product)[32],
                                  const FusedLane& own) {
   const Problem& x = block.args.problem;
@@ -47,7 +47,7 @@ FW_DEVICE KeyFactors key_factors(const FusedBlock& block, const ChunkScalars& sc
     const float squares = shuffle(diagonal[i], from);
     key.norm[i] = x.rule.k_norm == Norm::kL2 ? fused_inverse_norm(squares, block.args.norm_eps) : 1.0f;
     const float gate = scalars.step[row + 8 * i];
-    key.step[i] = kStepOfKey ? fused_step(block.args, gate, squares * key.norm[i] * key.norm[i]) : gate;
+    key.step[i] = kStep == FusedStep::kOfKey ? fused_step(block.args, gate, squares * key.norm[i] * key.norm[i]) : gate;
   }
   return key;
 }
@@ -84,8 +84,7 @@ FW_DEVICE void store_t(const ChunkScalars& scalars, const float (&product)[32], 
   }
 }
 
-// kStepOfKey: the step is a function of |k|^2 too.
-template <bool kStepOfKey>
+template <FusedStep kStep>
 FW_DEVICE void make_a(const FusedBlock& block) {
   // A number of which the compiler does not know that it comes of the thread index: it would read that anew in every
   // round, for 50 cycles each time.
@@ -117,7 +116,7 @@ FW_DEVICE void make_a(const FusedBlock& block) {
     const uint32_t t_tile = block.base + static_cast<uint32_t>(t_offset);
     mbarrier_wait(barriers.scalars + ring.slot, ring.parity);
     mbarrier_wait(barriers.pair_empty + buffer, (c >> 1 & 1) ^ 1);
-    const KeyFactors key = key_factors<kStepOfKey>(block, scalars, product, own);
+    const KeyFactors key = key_factors<kStep>(block, scalars, product, own);
     if ((own.lane & 3) == 0) {
       scalars.erase[row] = -key.norm[0] * scalars.gamma[row];
       scalars.erase[row + 8] = -key.norm[1] * scalars.gamma[row + 8];

@@ -17,7 +17,7 @@
 namespace fw::cuda {
 namespace {
 
-template <bool kStepOfKey>
+template <FusedStep kStep>
 __global__ void __launch_bounds__(kFusedThreads, 1)
     fused_forward_kernel(const __grid_constant__ FusedForwardArgs args, const __grid_constant__ FusedMaps maps) {
   using Shape = FusedShape;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kFusedThreads, 1)
     make_p(block);
   } else if (group == 1) {
     register_count_decrease<88>();
-    make_a<kStepOfKey>(block);
+    make_a<kStep>(block);
   } else {
     register_count_increase<176>();
     walk_state(block, group - 2);
@@ -65,10 +65,9 @@ void fused_forward(const FusedForwardArgs& args, void* stream) {
       map_tensor(x.in.q, args.shape, x.HV, x.K, maps.q) && map_tensor(x.in.k, args.shape, x.HV, x.K, maps.k) &&
       map_tensor(x.in.v, args.shape, x.HV, x.V, maps.v) && map_tensor(args.o, args.shape, x.HV, x.V, maps.o);
   if (!mapped && args.shape.T > 0) fail_internal("fused_forward: expected q, k, v and o that TMA takes");
-  const Dim3 grid{static_cast<unsigned>(x.sequences.N) * static_cast<unsigned>(x.HV), 1, 1};
   const bool gate = x.rule.gain == Gain::kOne || x.rule.gain == Gain::kGate;
-  launch_overlapped(gate ? fused_forward_kernel<false> : fused_forward_kernel<true>, grid, kFusedThreads,
-                    FusedShape::kShared, stream, own, maps);
+  launch_overlapped(gate ? fused_forward_kernel<FusedStep::kOfGate> : fused_forward_kernel<FusedStep::kOfKey>,
+                    scan_grid(x.sequences, x.HV, 1), kFusedThreads, FusedShape::kShared, stream, own, maps);
 }
 
 }  // namespace fw::cuda

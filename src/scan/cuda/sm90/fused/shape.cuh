@@ -20,6 +20,9 @@ namespace fw::cuda {
 inline constexpr int kFusedStages = 3, kFusedThreads = 512, kGroupThreads = 128;
 inline constexpr int kFusedK = 128;
 
+// The step s of a token: of its gate alone, or of |k|^2 too.
+enum class FusedStep { kOfGate, kOfKey };
+
 // Scalars of the 64 tokens of a chunk. With G_i the sum of the log-decays (base 2) up to token i, e the last token
 // before the 16 rows that i belongs to, and C the last token of the chunk:
 struct ChunkScalars {

@@ -24,6 +24,7 @@
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/common/scan/outputs.cuh"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/k256/parts.cuh"
 
@@ -36,18 +37,17 @@ struct K256ForwardArgs {
   int groups;
 };
 
-template <K256Form kForm, bool kOut, bool kSave>
+template <class Shape>
 __global__ void __launch_bounds__(kK256Threads, 1)
     k256_forward_kernel(const __grid_constant__ K256ForwardArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums,
-                 kChunkTiles = kForm == K256Form::kKeys;
-  using Shape = K256Shape<kOut, kForm>;
+  constexpr bool kOut = Shape::kOut, kSave = Shape::kSave, kDelta = Shape::kDelta, kSums = Shape::kSums,
+                 kChunkTiles = Shape::kChunkTiles;
   using Registers = K256Registers<56, 224>;
   const ScanForwardArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0)
-    init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups, kSave);
+    init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -60,10 +60,9 @@ __global__ void __launch_bounds__(kK256Threads, 1)
                                      args.z,         args.HV,   args.K, args.V};
       const auto in_order = [](int i) { return i; };
       if constexpr (kChunkTiles) {
-        load_k256_tiles<Shape, false, kOut>(stage_args, maps, coord, shared, barriers, in_order);
+        load_k256_tiles<Shape>(stage_args, maps, coord, shared, barriers, in_order);
       } else {
-        load_k256_chunks<Shape, kOut || kSums, false, kDelta, kOut>(stage_args, maps, coord, shared, barriers,
-                                                                    in_order);
+        load_k256_chunks<Shape>(stage_args, maps, coord, shared, barriers, in_order);
       }
       return;
     }
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kK256Threads, 1)
       const uint32_t tile = base + static_cast<uint32_t>(Shape::tile(ring.slot, group));
       barriers.stages.wait_full(ring);
       if constexpr (kSave) barriers.state[group].wait_empty(single);
-      put_k256_state<kChunkTiles>(state, numbers_of_state, numbers()->gamma, group);
+      put_k256_state<Shape>(state, numbers_of_state, numbers()->gamma, group);
       if constexpr (kSave) barriers.state[group].put_full(single);
       uint32_t b[4][4];
       [[maybe_unused]] uint32_t scaled[4][4];  // not kChunkTiles
@@ -246,28 +245,19 @@ __global__ void __launch_bounds__(kK256Threads, 1)
   }
 }
 
-template <K256Form kForm, bool kOut, bool kSave>
-void launch_forward(const K256ForwardArgs& all, void* stream) {
-  const ScanForwardArgs& args = all.scan;
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) *
-                      static_cast<unsigned>(k256_blocks(args.V, all.groups)),
-                  1, 1};
-  launch_overlapped(k256_forward_kernel<kForm, kOut, kSave>, grid, kK256Threads, K256Shape<kOut, kForm>::kShared,
-                    stream, all, k256_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
-}
-template <K256Form kForm>
-void launch_forward(const K256ForwardArgs& all, void* stream) {
-  const bool save = all.scan.states != nullptr;
-  if (all.scan.o.data != nullptr) {
-    save ? launch_forward<kForm, true, true>(all, stream) : launch_forward<kForm, true, false>(all, stream);
-  } else {
-    save ? launch_forward<kForm, false, true>(all, stream) : launch_forward<kForm, false, false>(all, stream);
-  }
-}
-
 template <K256Form kForm>
 void launch_forward(const ScanForwardArgs& args, const K256Tiles& chunk_tiles, void* stream) {
-  launch_forward<kForm>(K256ForwardArgs{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)}, stream);
+  const K256ForwardArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
+  with_constants(
+      [&](auto writes_o, auto saves) {
+        using Shape = K256Shape<K256Traits{
+            .form = kForm, .direction = Direction::kForward, .writes_o = writes_o, .saves = saves}>;
+        launch_overlapped(k256_forward_kernel<Shape>,
+                          scan_grid(args.sequences, args.HV, k256_blocks(args.V, all.groups)), kK256Threads,
+                          Shape::kShared, stream, all,
+                          k256_maps(args.rows, args.v, args.shape, args.HV, args.K, args.V));
+      },
+      args.o.data != nullptr, args.states != nullptr);
 }
 
 }  // namespace

@@ -8,11 +8,10 @@ namespace fw::cuda {
 
 // Gains that are gates, or none.
 void k256_gradients_rows(const GradientArgs& args, int64_t chunks, void* stream) {
-  if (args.problem.rule.is_delta()) {
-    launch_scalar_gradients<ScalarShape<kHalfTileK, true, false, false, ScalarGain::kGate, true>>(args, chunks, stream);
-  } else {
-    launch_scalar_gradients<ScalarShape<kHalfTileK, false, false, false, ScalarGain::kAny, true>>(args, chunks, stream);
-  }
+  constexpr ScalarGradientTraits kGate{.k_tile = kHalfTileK, .gain = ScalarGain::kGate, .has_half_of_keys = true},
+      kAdditive{.k_tile = kHalfTileK, .is_delta = false, .has_half_of_keys = true};
+  args.problem.rule.is_delta() ? launch_scalar_gradients<ScalarShape<kGate>>(args, chunks, stream)
+                               : launch_scalar_gradients<ScalarShape<kAdditive>>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

@@ -6,7 +6,8 @@
 namespace fw::cuda {
 
 void k256_gradients_gains(const GradientArgs& args, int64_t chunks, void* stream) {
-  launch_scalar_gradients<ScalarShape<kHalfTileK, true, false, false, ScalarGain::kTied, true>>(args, chunks, stream);
+  constexpr ScalarGradientTraits kTied{.k_tile = kHalfTileK, .gain = ScalarGain::kTied, .has_half_of_keys = true};
+  launch_scalar_gradients<ScalarShape<kTied>>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

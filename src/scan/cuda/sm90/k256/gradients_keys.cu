@@ -6,10 +6,10 @@
 namespace fw::cuda {
 namespace {
 
-template <bool kStreams, bool kGates>
+template <ChannelGradientTraits kTraits>
 void launch_half(const GradientArgs& args, int64_t chunks, void* stream) {
-  launch_channel_gradients<ChannelShape<kHalfTileK, true, kStreams, kGates, RowM::kNone, false, false, true>>(
-      args, chunks, stream);
+  static_assert(kTraits.k_tile == kHalfTileK && kTraits.has_half_of_keys);
+  launch_channel_gradients<ChannelShape<kTraits>>(args, chunks, stream);
 }
 
 }  // namespace
@@ -18,9 +18,12 @@ void k256_gradients_keys(const GradientArgs& args, int64_t chunks, void* stream)
   CallTraits half = problem_traits(args.problem, kHalfTileK, chunks, 0);
   add_gradients(args, half);
   const GradientKernel kernel = select_gradients(half);
-  if (kernel == GradientKernel::kChannelGated) return launch_half<true, true>(args, chunks, stream);
-  kernel == GradientKernel::kChannel ? launch_half<true, false>(args, chunks, stream)
-                                     : launch_half<false, false>(args, chunks, stream);
+  using Traits = ChannelGradientTraits;
+  if (kernel == GradientKernel::kChannelGated)
+    return launch_half<Traits{.has_gated_rows = true, .has_half_of_keys = true}>(args, chunks, stream);
+  kernel == GradientKernel::kChannel
+      ? launch_half<Traits{.has_half_of_keys = true}>(args, chunks, stream)
+      : launch_half<Traits{.has_stream_rows = false, .has_half_of_keys = true}>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

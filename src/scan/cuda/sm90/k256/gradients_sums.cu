@@ -7,7 +7,8 @@ namespace fw::cuda {
 
 void k256_gradients_sums(const GradientArgs& args, int64_t chunks, void* stream) {
   if (args.half.norms == nullptr) fail_internal("k256_gradients_sums: expected norms of rows, got null");
-  launch_scalar_gradients<ScalarShape<kHalfTileK, true, false, false, ScalarGain::kAny, true>>(args, chunks, stream);
+  constexpr ScalarGradientTraits kAny{.k_tile = kHalfTileK, .gain = ScalarGain::kAny, .has_half_of_keys = true};
+  launch_scalar_gradients<ScalarShape<kAny>>(args, chunks, stream);
 }
 
 }  // namespace fw::cuda

@@ -32,11 +32,24 @@ static_assert(offsetof(QETiles<kMaxTileK>, z_scale) - offsetof(QETiles<kMaxTileK
 
 // Bytes of shared memory: k, numbers and tiles of v or d_o of two chunks, q, A and P of one; of each group the state's
 // numbers and with kOut a buffer of O.
-// kSums: with q come erase_q and read_k, for which there is no second buffer. kKeys: E and Khat of a chunk in place
-// of k of two, Q in that of q; numbers are gamma and z_scale.
-template <bool kOut, K256Form kForm>
+// kSums: with q come erase_q and read_k, for which there is no second buffer. kChunkTiles: E and Khat of a chunk in
+// place of k of two, Q in that of q; numbers are gamma and z_scale.
+struct K256Traits {
+  K256Form form = K256Form::kRows;
+  Direction direction = Direction::kForward;
+  bool writes_o = false;
+  bool saves = false;  // S^T and W (D^T, and V or dZ) of every chunk
+};
+template <K256Traits kTraits>
 struct K256Shape {
-  static constexpr bool kSums = kForm == K256Form::kSums, kChunkTiles = kForm == K256Form::kKeys;
+  static constexpr K256Form kForm = kTraits.form;
+  static constexpr bool kReverse = kTraits.direction == Direction::kReverse, kOut = kTraits.writes_o,
+                        kSave = kTraits.saves;
+  static constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums,
+                        kChunkTiles = kForm == K256Form::kKeys;
+  // What chunks load besides k: q, with sums in reverse after A and P; A; P.
+  static constexpr bool kLoadsQ = kReverse || kOut || kSums, kLoadsQLast = kReverse && kSums, kLoadsA = kDelta,
+                        kLoadsP = kReverse ? kDelta : kOut;
   static constexpr int kMatrix = 64 * kMaxTileK * 2, kStages = 2;
   static constexpr int kK = 0, kQ = kStages * kMatrix, kState = kQ + kMatrix, kA = kState + kK256Groups * kMatrix,
                        kP = kA + kSw128Bytes;
@@ -71,7 +84,7 @@ struct K256Shape {
 
 // Value blocks of a block: one each where that leaves none without an SM; two take nearly twice as long a chunk.
 inline int k256_groups(const SequenceArg& sequences, int HV, int V) {
-  return static_cast<int64_t>(sequences.N) * HV * ((V + kValueBlock - 1) / kValueBlock) <= sm_count() ? 1 : kK256Groups;
+  return static_cast<int64_t>(sequences.N) * HV * value_block_count(V) <= sm_count() ? 1 : kK256Groups;
 }
 
 // Of a block: its sequence and head, and the value blocks of its groups.
@@ -90,7 +103,7 @@ struct K256Coord {
 };
 constexpr int k256_blocks(int V, int groups) { return (V + groups * kValueBlock - 1) / (groups * kValueBlock); }
 FW_DEVICE K256Coord k256_coord(const SequenceArg& sequences, int HV, int V, int most) {
-  K256Coord p{scan_coord(sequences, HV, k256_blocks(V, most), 0), (V + kValueBlock - 1) / kValueBlock, 0};
+  K256Coord p{scan_coord(sequences, HV, k256_blocks(V, most), 0), value_block_count(V), 0};
   p.scan.value_block *= most;
   p.groups = p.value_blocks - p.scan.value_block < most ? p.value_blocks - p.scan.value_block : most;
   return p;
@@ -101,12 +114,12 @@ FW_DEVICE ScanCoord find_k256_group(const SequenceArg& sequences, int HV, int V,
   return k256_coord(sequences, opaque(HV), V, most).of_group(group);
 }
 
-// By one thread, before a barrier of the block. leaves: of a stage's tile something is copied away, after which the
-// stage is empty.
+// By one thread, before a barrier of the block. Where something is saved, a stage is empty after what is copied away
+// of its tile.
 template <class Shape>
-FW_DEVICE void init_k256_barriers(typename Shape::Barriers& b, int groups, bool leaves) {
+FW_DEVICE void init_k256_barriers(typename Shape::Barriers& b, int groups) {
   const int movers = 1 + static_cast<int>(kStoreThread), state = groups * kStateThreads;
-  b.stages.init(movers, state + (leaves ? groups : 0));
+  b.stages.init(movers, state + (Shape::kSave ? groups : 0));
   for (RingBarriers<1>* of : {&b.q, &b.a, &b.p, &b.e, &b.khat}) of->init(movers, state);
   for (int group = 0; group < kK256Groups; ++group) {
     b.left[group].init(kStateThreads, 1);
@@ -131,7 +144,7 @@ struct K256StageArgs {
 inline StageMaps k256_maps(const ScanRows& rows, const TokenArg& tile, const TokenShape& shape, int HV, int K, int V) {
   StageMaps maps;
   maps.values = map_tensor(tile, shape, HV, V, maps.v) ? 1 : 0;
-  maps.rows = map_tensor(rows.k, shape, HV, K, maps.k) && map_tensor(rows.q, shape, HV, K, maps.q) ? 1 : 0;
+  maps.rows = map_rows(rows, shape, HV, K, maps) ? 1 : 0;
   return maps;
 }
 
@@ -173,9 +186,8 @@ FW_DEVICE void load_k256_part(RingBarriers<1>& barriers, const Ring<1>& single, 
   mbarrier_arrive(barriers.full);
 }
 
-// Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for. kReads: with q,
-// kReadsLast: after A and P; kUpdate: with A; kPairs: with P.
-template <class Shape, bool kReads, bool kReadsLast, bool kUpdate, bool kPairs, class ChunkOf>
+// Chunk by chunk, c(i) of i = 0 ..: into what is empty, in the order in which it is waited for.
+template <class Shape, class ChunkOf>
 FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, const K256Coord& coord, char* shared,
                                 typename Shape::Barriers& barriers, ChunkOf&& chunk_of) {
   const TmaCoord tma(a.sequences, coord.scan);
@@ -209,7 +221,7 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
     if (!loads_rows || !loads_tile) fence_async_shared();  // for the products, and for TMA, which writes there next
     mbarrier_arrive(full);
 
-    const auto issue_reads = [&] {
+    const auto issue_q = [&] {
       full = barriers.q.full;
       barriers.q.wait_empty(single);
       if (asks) {
@@ -224,17 +236,17 @@ FW_DEVICE void load_k256_chunks(const K256StageArgs& a, const StageMaps& maps, c
       }
       mbarrier_arrive(full);
     };
-    if constexpr (kReads && !kReadsLast) issue_reads();
-    if constexpr (kUpdate)
+    if constexpr (Shape::kLoadsQ && !Shape::kLoadsQLast) issue_q();
+    if constexpr (Shape::kLoadsA)
       load_k256_part(barriers.a, single, a.chunk_tiles.pairs[item].a, shared + Shape::kA, kSw128Bytes);
-    if constexpr (kPairs)
+    if constexpr (Shape::kLoadsP)
       load_k256_part(barriers.p, single, a.chunk_tiles.pairs[item].p, shared + Shape::kP, kSw128Bytes);
-    if constexpr (kReads && kReadsLast) issue_reads();
+    if constexpr (Shape::kLoadsQLast) issue_q();
   }
 }
 
-// The same of kKeys. kReverse: Khat first and E last, else E first and Khat last; kReads: with Q and P.
-template <class Shape, bool kReverse, bool kReads, class ChunkOf>
+// The same of chunk tiles. In reverse Khat first and E last, else E first and Khat last.
+template <class Shape, class ChunkOf>
 FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, const K256Coord& coord, char* shared,
                                typename Shape::Barriers& barriers, ChunkOf&& chunk_of) {
   const TmaCoord tma(a.sequences, coord.scan);
@@ -276,17 +288,17 @@ FW_DEVICE void load_k256_tiles(const K256StageArgs& a, const StageMaps& maps, co
     const auto issue_a = [&] {
       load_k256_part(barriers.a, single, a.chunk_tiles.pairs[item].a, shared + Shape::kA, kSw128Bytes);
     };
-    if constexpr (kReverse) {
+    if constexpr (Shape::kReverse) {
       issue_khat();
     } else {
       issue_e();
       issue_a();
     }
-    if constexpr (kReads) {
+    if constexpr (Shape::kLoadsQ) {
       load_k256_part(barriers.q, single, chunk_tile.q, shared + Shape::kQ, Shape::kMatrix);
       load_k256_part(barriers.p, single, a.chunk_tiles.pairs[item].p, shared + Shape::kP, kSw128Bytes);
     }
-    if constexpr (kReverse) {
+    if constexpr (Shape::kReverse) {
       issue_a();
       issue_e();
     } else {
@@ -309,7 +321,7 @@ FW_DEVICE void multiply_state(float (&d)[32], uint32_t state, uint32_t rows) {
 
 // By a group's warps: the state's numbers to shared memory, where then they are there for products of all four; and the
 // state decayed by gamma, unless its channels are each by their own, later.
-template <bool kOfChannels>
+template <class Shape>
 FW_DEVICE void put_k256_state(float (&state)[kMaxTileK / 2], uint32_t to, const float* gamma, int group) {
   named_barrier_sync(1 + group, kStateThreads);  // no warp's products read the numbers of the chunk before any more
   FW_UNROLL
@@ -319,7 +331,7 @@ FW_DEVICE void put_k256_state(float (&state)[kMaxTileK / 2], uint32_t to, const 
     for (int i = 0; i < 4; ++i) packed[i] = pack_bf16(state[8 * k + 2 * i], state[8 * k + 2 * i + 1]);
     store_state_fragment(to, k, packed);
   }
-  if constexpr (!kOfChannels) {
+  if constexpr (!Shape::kChunkTiles) {
     const float of_all = gamma[0];
     FW_UNROLL
     for (float& x : state) x *= of_all;

@@ -19,7 +19,7 @@ namespace fw::cuda {
 namespace {
 
 constexpr int kQuarter = 64, kQuarters = kMaxTileK / kQuarter, kLaneChannels = kQuarter / 32;
-using QuarterLayout = ChannelLayout<kQuarter, true>;
+using QuarterLayout = ChannelLayout<PrepareChannelTraits{.k_tile = kQuarter}>;
 static_assert(2 * (QuarterLayout::kBytes + 1024) <= 228 * 1024 && kSw128Elements == kChunk * kQuarter);
 
 struct K256KeysArgs {
@@ -111,16 +111,16 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
     finish_block_decays(decays, warp, d, out);
     if (fetched && exact) {
       for_each_fetched_row<kN, false>(own, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-        channel_row<kQuarter, true, true>(r, warp, s, alpha[r], d, decays, shared, out);
+        channel_row<Layout, RowDecays::kExact>(r, warp, s, alpha[r], d, decays, shared, out);
       });
     } else {
       for_each_row<kN>(own, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
         float row[kN];
         decay_row(own, decay_tensor, coord, r, row);
-        channel_row<kQuarter, true, false>(r, warp, s, row, d, decays, shared, out);
+        channel_row<Layout, RowDecays::kBounded>(r, warp, s, row, d, decays, shared, out);
       });
       bounded_keys<kN>(own, decay_tensor, coord, coefs, d.behind,
-                       [&](int r, const float(&k)[kN]) { store_key<kQuarter, true>(r, k, shared, out); });
+                       [&](int r, const float(&k)[kN]) { store_key<Layout>(r, k, shared, out); });
     }
     fence_async_shared();
     sync_threads();
@@ -129,12 +129,12 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
                  kSw128Bytes);
       bulk_commit();
     }
-    add_channel_pairs<kQuarter, true>(shared, warp, decays, tiles);
+    add_channel_pairs<Layout>(shared, warp, decays, tiles);
     if (thread_index() == 0) bulk_wait_read<0>();
     sync_threads();  // the next quarter overwrites these, or T and P
   }
 
-  store_channel_pairs<kQuarter, true>(shared, warp, tiles);
+  store_channel_pairs<Layout>(shared, warp, tiles);
   finish_pairs(
       shared + Layout::kT, shared + Layout::kA, shared + Layout::kP, warp, args.pairs + coord.item, [](int) {},
       [&](int number) {

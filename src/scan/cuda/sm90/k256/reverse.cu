@@ -19,6 +19,7 @@
 
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/k256/parts.cuh"
 
@@ -31,18 +32,16 @@ struct K256ReverseArgs {
   int groups;
 };
 
-template <K256Form kForm, bool kSave>
+template <class Shape>
 __global__ void __launch_bounds__(kK256Threads, 1)
     k256_reverse_kernel(const __grid_constant__ K256ReverseArgs all, const __grid_constant__ StageMaps maps) {
-  constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums,
-                 kChunkTiles = kForm == K256Form::kKeys;
-  using Shape = K256Shape<false, kForm>;
+  constexpr bool kSave = Shape::kSave, kDelta = Shape::kDelta, kSums = Shape::kSums, kChunkTiles = Shape::kChunkTiles;
   using Registers = K256Registers<56, 224>;
   const ScanReverseArgs& args = all.scan;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
   if (thread_index() == 0)
-    init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups, kSave);
+    init_k256_barriers<Shape>(barriers, k256_coord(args.sequences, args.HV, args.V, all.groups).groups);
   sync_threads();
   grid_dependency_wait();
   grid_dependency_launch();
@@ -56,9 +55,9 @@ __global__ void __launch_bounds__(kK256Threads, 1)
                                      nullptr,        args.HV,   args.K,   args.V};
       const auto from_the_last = [last](int i) { return last - i; };
       if constexpr (kChunkTiles) {
-        load_k256_tiles<Shape, true, true>(stage_args, maps, coord, shared, barriers, from_the_last);
+        load_k256_tiles<Shape>(stage_args, maps, coord, shared, barriers, from_the_last);
       } else {
-        load_k256_chunks<Shape, true, kSums, kDelta, kDelta>(stage_args, maps, coord, shared, barriers, from_the_last);
+        load_k256_chunks<Shape>(stage_args, maps, coord, shared, barriers, from_the_last);
       }
       return;
     }
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(kK256Threads, 1)
       constexpr bool kReads = kDelta || kSave;  // D
       barriers.stages.wait_full(ring);
       if constexpr (kSave) barriers.state[group].wait_empty(single);
-      put_k256_state<kChunkTiles>(state, numbers_of_state, numbers()->gamma, group);
+      put_k256_state<Shape>(state, numbers_of_state, numbers()->gamma, group);
       if constexpr (kSave) barriers.state[group].put_full(single);
       uint32_t d_o[4][4], a[4][4];
       float v[32];
@@ -192,23 +191,19 @@ __global__ void __launch_bounds__(kK256Threads, 1)
   }
 }
 
-template <K256Form kForm, bool kSave>
-void launch_reverse(const K256ReverseArgs& all, void* stream) {
-  const ScanReverseArgs& args = all.scan;
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) *
-                      static_cast<unsigned>(k256_blocks(args.V, all.groups)),
-                  1, 1};
-  launch_overlapped(k256_reverse_kernel<kForm, kSave>, grid, kK256Threads, K256Shape<false, kForm>::kShared, stream,
-                    all, k256_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
-}
-template <K256Form kForm>
-void launch_reverse(const K256ReverseArgs& all, void* stream) {
-  all.scan.d_states != nullptr ? launch_reverse<kForm, true>(all, stream) : launch_reverse<kForm, false>(all, stream);
-}
-
 template <K256Form kForm>
 void launch_reverse(const ScanReverseArgs& args, const K256Tiles& chunk_tiles, void* stream) {
-  launch_reverse<kForm>(K256ReverseArgs{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)}, stream);
+  const K256ReverseArgs all{args, chunk_tiles, k256_groups(args.sequences, args.HV, args.V)};
+  with_constants(
+      [&](auto saves) {
+        using Shape =
+            K256Shape<K256Traits{.form = kForm, .direction = Direction::kReverse, .writes_o = false, .saves = saves}>;
+        launch_overlapped(k256_reverse_kernel<Shape>,
+                          scan_grid(args.sequences, args.HV, k256_blocks(args.V, all.groups)), kK256Threads,
+                          Shape::kShared, stream, all,
+                          k256_maps(args.rows, args.d_o, args.shape, args.HV, args.K, args.V));
+      },
+      args.d_states != nullptr);
 }
 
 }  // namespace

@@ -52,14 +52,13 @@ FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], const ChunkTiles<
 }
 
 // The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles.
-// kExact: as DecayedRow.
-template <int kTileK, bool kExact>
+template <int kTileK, RowDecays kDecays>
 FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32],
                         ChannelDecays<kTileK / 32>& d, char* shared, const ChunkTiles<kTileK>& out) {
   using Layout = HiLoLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
-  const DecayedRow<kN> row = decayed_row<kExact>(s, alpha, d);
+  const DecayedRow<kN> row = decayed_row<kDecays>(s, alpha, d);
   store_packed(shared + Layout::kReads + at, pack_channels(row.reads));
   store_terms(shared + Layout::kUp + at, shared + Layout::kUpLo + at, row.up);
   store_terms(shared + Layout::kErase + at, shared + Layout::kEraseLo + at, row.erase);
@@ -71,7 +70,7 @@ FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const
   }
   store_packed(reinterpret_cast<char*>(out.forward->q) + at, pack_channels(row.q));
   store_terms(reinterpret_cast<char*>(out.forward->e) + at, out.e_lo + at, row.e);
-  if constexpr (kExact) store_key<kTileK>(r, row.k, out);
+  if constexpr (kDecays == RowDecays::kExact) store_key<kTileK>(r, row.k, out);
   sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
 }
 
@@ -212,13 +211,13 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
   }
   if (fetched && exact) {
     for_each_fetched_row<kN, false>(x, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-      fine_row<kTileK, true>(r, warp, s, alpha[r], d, shared, out);
+      fine_row<kTileK, RowDecays::kExact>(r, warp, s, alpha[r], d, shared, out);
     });
   } else {
     for_each_row<kN>(x, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
       decay_row(x, decay_tensor, coord, r, row);
-      fine_row<kTileK, false>(r, warp, s, row, d, shared, out);
+      fine_row<kTileK, RowDecays::kBounded>(r, warp, s, row, d, shared, out);
     });
     bounded_keys<kN>(x, decay_tensor, coord, coefs, d.behind,
                      [&](int r, const float(&k)[kN]) { store_key<kTileK>(r, k, out); });

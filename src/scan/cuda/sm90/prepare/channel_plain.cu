@@ -21,6 +21,7 @@
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/common/gate_math.cuh"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/prepare/finish.cuh"
 
@@ -121,10 +122,11 @@ struct RowFetch {
     from += step;
   }
 };
-template <int kTileK, bool kNarrow, bool kGates>
+template <class Form>
 FW_DEVICE void fetch_plain(const Problem& x, const ChunkCoord& coord, char* shared) {
+  constexpr int kTileK = Form::kTileK, kAtoms = kTileK / 8, kSize = Form::Decays::kSize;
+  constexpr bool kGates = Form::kGates;
   using Layout = PlainLayout<kTileK>;
-  constexpr int kAtoms = kTileK / 8, kSize = RawDecays<kTileK, kNarrow>::kSize;
   const uint32_t base = shared_address(shared);
   RowFetch<kAtoms> k(x.in.k, coord, x.K, 2, base + Layout::kUp), q(x.in.q, coord, x.K, 2, base + Layout::kReads);
   RowFetch<kAtoms * kSize / 2> g(x.in.g, coord, x.K, kSize, base + Layout::kErase);
@@ -277,7 +279,7 @@ struct RowsOfM<kTileK, true, kLeaves> {
   // After it.
   FW_DEVICE void start(char* shared) {
     const RunPointers<kN> from = runs(shared);
-    run_start<false, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), from, precond.a);
+    run_start<Direction::kForward, kN>(static_cast<int>(warp_index()), static_cast<int>(lane_index()), from, precond.a);
   }
   FW_DEVICE void next(int step, int row, const float (&k)[kN], float (&m)[kN]) {
     if constexpr (kLeaves) {
@@ -288,16 +290,34 @@ struct RowsOfM<kTileK, true, kLeaves> {
   }
 };
 
-// The streams of the warp's rows, in place of what they are made of, and the chunk tiles q, e and (kTraining, kExact)
-// Khat. kExact: no decay of the rows is bounded; the others give the same bits where none has been so far. spare: of M,
-// as true_keys() wants it. lasting: the keys' lo parts too.
-template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining, bool kExact>
-FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTileK / 32>& f,
-                          RowsOfM<kTileK, kPrecond, kTraining>& rows_of_m, const Problem& x, const MRows& spare,
-                          bool lasting, char* shared, const PlainTilesOut<kTileK>& out) {
-  using Layout = PlainLayout<kTileK>;
+struct PreparePlainTraits {
+  int k_tile = 128;  // 64 or 128
+  bool has_bf16_decays = true;
+  bool has_precond = false;
+  bool has_channel_gates = false;  // on e and z
+  bool saves = false;              // Khat, A and P
+};
+template <PreparePlainTraits kTraits>
+struct PlainForm {
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kNarrow = kTraits.has_bf16_decays, kPrecond = kTraits.has_precond,
+                        kGates = kTraits.has_channel_gates, kTraining = kTraits.saves;
   using Decays = RawDecays<kTileK, kNarrow>;
+  using PrecondRows = RowsOfM<kTileK, kPrecond, kTraining>;
+};
+
+// The streams of the warp's rows, in place of what they are made of, and the chunk tiles q, e and (kTraining, kExact)
+// Khat. Exact rows have no bounded decay; the others give the same bits where none has been so far. spare: of M,
+// as true_keys() wants it. lasting: the keys' lo parts too.
+template <class Form, RowDecays kDecays, int kTileK = Form::kTileK>
+FW_DEVICE void plain_rows(int warp, const PlainCoefs& own, const BlockDecays<kTileK / 32>& f,
+                          typename Form::PrecondRows& rows_of_m, const Problem& x, const MRows& spare, bool lasting,
+                          char* shared, const PlainTilesOut<kTileK>& out) {
+  using Layout = PlainLayout<kTileK>;
+  using Decays = typename Form::Decays;
   constexpr int kN = kTileK / 32;
+  constexpr bool kPrecond = Form::kPrecond, kGates = Form::kGates, kTraining = Form::kTraining,
+                 kExact = kDecays == RowDecays::kExact;
   const uint32_t start = lane_offset<kN>(0), decay_start = Decays::lane_start();
   // SW128 tiles of 32 rows: those of the first pairs of blocks.
   const uint32_t to_near =
@@ -555,14 +575,15 @@ FW_DEVICE void store_tiles(int pair, PlainTiles& c, Store&& store) {
   }
 }
 
-template <int kTileK, bool kNarrow, bool kPrecond, bool kGates, bool kTraining>
-__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
+template <class Form>
+__global__ void __launch_bounds__(kPrepareThreads, PlainLayout<Form::kTileK>::kBlocks)
     prepare_channel_plain_kernel(const __grid_constant__ PrepareArgs args,
                                  const __grid_constant__ PrecondMap<float> form) {
+  constexpr int kTileK = Form::kTileK, kN = kTileK / 32;
   using Layout = PlainLayout<kTileK>;
-  using Decays = RawDecays<kTileK, kNarrow>;
-  constexpr int kN = kTileK / 32;
-  constexpr bool kForms = kNarrow && !kPrecond;  // tensors may be logits
+  using Decays = typename Form::Decays;
+  constexpr bool kPrecond = Form::kPrecond, kGates = Form::kGates, kTraining = Form::kTraining;
+  constexpr bool kForms = Form::kNarrow && !kPrecond;  // tensors may be logits
   const Problem& x = args.problem;
   char* shared = shared_memory();
   const ChunkCoord coord = chunk_coord(x);
@@ -574,10 +595,10 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   const int thread = static_cast<int>(thread_index()), warp = uniform_warp(), lane = static_cast<int>(lane_index());
 
   const RawMatrices raw{shared + Layout::kReads, shared + Layout::kUp, nullptr};
-  fetch_plain<kTileK, kNarrow, kGates>(x, coord, shared);
+  fetch_plain<Form>(x, coord, shared);
   const int own_row = warp * kWarpRows + lane / 4;
   PlainGates gates = plain_gates(x, coord, own_row);
-  RowsOfM<kTileK, kPrecond, kTraining> rows_of_m;
+  typename Form::PrecondRows rows_of_m;
   if constexpr (kPrecond) {
     grid_dependency_wait();  // for A before the chunk (precond_forward); inputs were there before that began
     rows_of_m.load(x, coord, form);
@@ -681,11 +702,9 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   if (warp == 4) store_split(channel_factors<kTileK>(shared, kMiddleFactor), f.near);
   const auto spare_m = [&] { return m_rows(x, kPrecond ? args.spare_m : nullptr, coord, lane * kN); };
   if (bounded) {
-    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, false>(warp, coefs, f, rows_of_m, x, spare_m(), false,
-                                                                    shared, out);
+    plain_rows<Form, RowDecays::kBounded>(warp, coefs, f, rows_of_m, x, spare_m(), false, shared, out);
   } else {
-    plain_rows<kTileK, kNarrow, kPrecond, kGates, kTraining, true>(warp, coefs, f, rows_of_m, x, {}, lasting, shared,
-                                                                   out);
+    plain_rows<Form, RowDecays::kExact>(warp, coefs, f, rows_of_m, x, {}, lasting, shared, out);
   }
   sync_threads();
 
@@ -742,36 +761,37 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<kTileK>::kBlocks)
   });
 }
 
-template <int kTileK, bool kNarrow, bool kPrecond, bool kGates>
+template <PreparePlainTraits kTraits>
 void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
-  const auto kernel = args.keys != nullptr ? prepare_channel_plain_kernel<kTileK, kNarrow, kPrecond, kGates, true>
-                                           : prepare_channel_plain_kernel<kTileK, kNarrow, kPrecond, kGates, false>;
+  const auto kernel = prepare_channel_plain_kernel<PlainForm<kTraits>>;
   const Dim3 grid = prepare_grid(x, chunks);
-  if constexpr (kPrecond) {
-    launch_overlapped(kernel, grid, kPrepareThreads, PlainLayout<kTileK>::kBytes, stream, args, precond_map_of(x.rule));
+  constexpr int kBytes = PlainLayout<kTraits.k_tile>::kBytes;
+  if constexpr (kTraits.has_precond) {
+    launch_overlapped(kernel, grid, kPrepareThreads, kBytes, stream, args, precond_map_of(x.rule));
   } else {
-    launch(kernel, grid, kPrepareThreads, PlainLayout<kTileK>::kBytes, stream, args, PrecondMap<float>{});
-  }
-}
-template <int kTileK>
-void launch_plain(const PrepareArgs& args, int64_t chunks, void* stream) {
-  const Problem& x = args.problem;
-  if (channel_erase(x.rule)) {
-    launch_plain<kTileK, true, false, true>(args, chunks, stream);
-  } else if (x.rule.uses_precond()) {
-    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, true, false>(args, chunks, stream)
-                     : launch_plain<kTileK, false, true, false>(args, chunks, stream);
-  } else {
-    x.in.g.bf16 != 0 ? launch_plain<kTileK, true, false, false>(args, chunks, stream)
-                     : launch_plain<kTileK, false, false, false>(args, chunks, stream);
+    launch(kernel, grid, kPrepareThreads, kBytes, stream, args, PrecondMap<float>{});
   }
 }
 
 }  // namespace
 
 void prepare_channel_plain(const PrepareArgs& args, const PrepareChoice&, int k_tile, int64_t chunks, void* stream) {
-  k_tile == 128 ? launch_plain<128>(args, chunks, stream) : launch_plain<64>(args, chunks, stream);
+  using Traits = PreparePlainTraits;
+  const Rule& rule = args.problem.rule;
+  with_constants(
+      [&](auto small, auto bf16, auto saves) {
+        constexpr int kTileK = small ? 64 : 128;
+        if (channel_erase(rule)) {
+          launch_plain<Traits{.k_tile = kTileK, .has_channel_gates = true, .saves = saves}>(args, chunks, stream);
+        } else if (rule.uses_precond()) {
+          launch_plain<Traits{.k_tile = kTileK, .has_bf16_decays = bf16, .has_precond = true, .saves = saves}>(
+              args, chunks, stream);
+        } else {
+          launch_plain<Traits{.k_tile = kTileK, .has_bf16_decays = bf16, .saves = saves}>(args, chunks, stream);
+        }
+      },
+      k_tile == 64, args.problem.in.g.bf16 != 0, args.keys != nullptr);
 }
 
 }  // namespace fw::cuda

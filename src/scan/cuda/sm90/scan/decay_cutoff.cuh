@@ -72,16 +72,17 @@ FW_DEVICE float largest_decays(const DecayCutoffArg& uses_decay_cutoff, const Cu
   return sum;
 }
 
-// By all 256 threads: of how many chunks at the segment's end (kReverse: start) nothing survives, fewer than it has; 0:
-// not so few, or more than kMostFading. The same for all blocks of the segment and head. shared: of 16 numbers.
-template <bool kReverse>
+// By all 256 threads: of how many chunks at the segment's end (in reverse: start) nothing survives, fewer than it has;
+// 0: not so few, or more than kMostFading. The same for all blocks of the segment and head. shared: of 16 numbers.
+template <Direction kDirection>
 FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences,
                            const ScanCoord& coord, float* shared) {
   const Rows g = rows_of(uses_decay_cutoff.g, sequences, coord.n, coord.hv);
   const CutoffActivations laws(uses_decay_cutoff, coord.hv);
   float total = 0;
   for (int n = 1; n < coord.chunks && n <= kMostFading; ++n) {
-    const float own = largest_decays(uses_decay_cutoff, laws, g, kReverse ? n - 1 : coord.chunks - n, coord.length);
+    const float own = largest_decays(uses_decay_cutoff, laws, g,
+                                     kDirection == Direction::kReverse ? n - 1 : coord.chunks - n, coord.length);
     float* const sums = shared + n % 2 * 8;
     if (lane_index() == 0) sums[warp_index()] = own;
     sync_threads();
@@ -93,11 +94,11 @@ FW_DEVICE int count_fading(const DecayCutoffArg& uses_decay_cutoff, const Sequen
   }
   return 0;
 }
-template <bool kReverse>
+template <Direction kDirection>
 FW_DEVICE int fading_chunks(const DecayCutoffArg& uses_decay_cutoff, const SequenceArg& sequences,
                             const ScanCoord& coord, char* shared) {
   if (uses_decay_cutoff.channels == 0) return 0;
-  const int chunks = count_fading<kReverse>(uses_decay_cutoff, sequences, coord, reinterpret_cast<float*>(shared));
+  const int chunks = count_fading<kDirection>(uses_decay_cutoff, sequences, coord, reinterpret_cast<float*>(shared));
   fence_async_shared();  // TMA writes there next
   sync_threads();
   return chunks;

@@ -4,12 +4,12 @@
 // Writes o (rows of each sequence only) and the final states, and for the gradients S^T at the start of every chunk and
 // W (kPairs: U) of every chunk. Products take bf16 operands and add in float32; S stays float32 throughout.
 //
-// Form::kHiLo: of rules with uses_hi_lo() (rule_traits.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two
+// kHiLo: of rules with uses_hi_lo() (rule_traits.h): W = Z + diag(scale) e S, and S, W, e and X are sums of two
 // bf16 values there and in X^T W.
-// Form::kRows: with RowTiles and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
-// Form::kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U.
-// Form::kSums: the same where E and Q are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
-// Form::kSplitTiles: with QETiles and XMTiles in place of FwdTiles.
+// kRows: with RowTiles and the raw rows of k and q: W = Z + diag(e) k S, O = diag(q) q S + M W.
+// kPairs: with those rows, A, P and RowScales: then U = A W, O = diag(q) q S + P U, S = gamma S + k^T diag(k) U.
+// kSums: the same where E and Q are sums: W has diag(erase_q) q S besides, O diag(read_k) k S.
+// kSplitTiles: with QETiles and XMTiles in place of FwdTiles.
 //
 // The order of work keeps the tensor cores busy and is what ptxas allows without serialising products (it says so:
 // C7510 to C7518; the machine code then has a wait after each product). While products are in flight, their own
@@ -32,6 +32,8 @@
 #include "gpu/launch.h"
 #include "gpu/sm90/ptx.cuh"
 #include "scan/cuda/common/scan/outputs.cuh"
+#include "scan/cuda/common/scan/traits.h"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/scan/decay_cutoff.cuh"
 #include "scan/cuda/sm90/scan/rows.cuh"
@@ -40,15 +42,17 @@ namespace fw::cuda {
 
 namespace {
 
-using Form = ForwardScan;
-
-// The parts of an chunk tile that this kernel reads, then the Z tile, in shared memory: bytes.
-template <int kTileK, Form kForm, bool kOut, bool kSave>
+// The parts of a chunk tile that this kernel reads, then the Z tile, in shared memory: bytes.
+template <ForwardTraits kTraits>
 struct ForwardShape {
-  static constexpr bool kSums = kForm == Form::kSums, kPairs = kForm == Form::kPairs || kSums, kReads = kOut || kSums;
-  static constexpr bool kRows = kForm == Form::kRows || kPairs, kHiLo = kForm == Form::kHiLo,
-                        kDelta = kForm != Form::kAdditive;
-  static constexpr bool kSplitTiles = kForm == Form::kSplitTiles;
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr ForwardForm kForm = kTraits.form;
+  static constexpr bool kOut = kTraits.writes_o, kSave = kTraits.saves;
+  static constexpr bool kSums = kForm == ForwardForm::kSums, kPairs = kForm == ForwardForm::kPairs || kSums,
+                        kReads = kOut || kSums;
+  static constexpr bool kRows = kForm == ForwardForm::kRows || kPairs, kHiLo = kForm == ForwardForm::kHiLo,
+                        kDelta = kForm != ForwardForm::kAdditive;
+  static constexpr bool kSplitTiles = kForm == ForwardForm::kSplitTiles;
   using ChunkTile = std::conditional_t<
       kSplitTiles, QETiles<kTileK>,
       std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
@@ -59,10 +63,7 @@ struct ForwardShape {
   static constexpr int kNumbers = kM + (kOut ? kSw128Bytes : 0);
   // Chunk tiles: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
   static constexpr int kKeyScale = kNumbers + 128 * 4,
-                       kScale = kNumbers + (kPairs  ? 192
-                                            : kRows ? 128
-                                                    : kTileK) *
-                                               4,
+                       kScale = kPairs ? kKeyScale + 64 * 4 : kNumbers + (kRows ? 128 : kTileK) * 4,
                        kGamma = kRows ? kScale + 64 * 4 : kNumbers;
   static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
   static constexpr int kChunkTile = kSums   ? kReadKeys + 64 * 4
@@ -94,13 +95,14 @@ template <class Shape>
 constexpr uint32_t tiles_bytes() {
   return Shape::kChunkTile - (Shape::kRows ? Shape::kX : 0);
 }
-template <class Shape, int kTileK, bool kOut>
+template <class Shape>
 FW_DEVICE void issue_tiles(char* stage, const ScanForwardArgs& args, int64_t tile, uint64_t* full) {
+  constexpr bool kOut = Shape::kOut;
   const auto* const chunk_tile = static_cast<const typename Shape::ChunkTile*>(args.chunk_tiles) + tile;
   if constexpr (Shape::kSplitTiles) {
     bulk_load(stage + Shape::kE, chunk_tile->e, Shape::kX - Shape::kE, full);
-    bulk_load(stage + Shape::kX, static_cast<const XMTiles<kTileK>*>(args.solved)[tile].x, Shape::kNumbers - Shape::kX,
-              full);
+    bulk_load(stage + Shape::kX, static_cast<const XMTiles<Shape::kTileK>*>(args.solved)[tile].x,
+              Shape::kNumbers - Shape::kX, full);
     bulk_load(stage + Shape::kNumbers, chunk_tile->gamma, Shape::kChunkTile - Shape::kNumbers, full);
   } else if constexpr (Shape::kPairs) {
     bulk_load(stage + Shape::kX, args.pairs[tile].a, Shape::kNumbers - Shape::kX, full);
@@ -121,16 +123,16 @@ FW_DEVICE void issue_tiles(char* stage, const ScanForwardArgs& args, int64_t til
   }
 }
 
-template <int kTileK, Form kForm, bool kOut, bool kSave>
+template <class Shape>
 __global__ void __launch_bounds__(kScanThreads, 1)
     scan_forward_kernel(const ScanForwardArgs args, const __grid_constant__ StageMaps maps) {
-  using Shape = ForwardShape<kTileK, kForm, kOut, kSave>;
-  constexpr bool kSums = Shape::kSums, kReads = Shape::kReads, kPairs = Shape::kPairs, kRows = Shape::kRows,
-                 kHiLo = Shape::kHiLo, kDelta = Shape::kDelta;
+  constexpr int kTileK = Shape::kTileK;
+  constexpr bool kOut = Shape::kOut, kSave = Shape::kSave, kSums = Shape::kSums, kReads = Shape::kReads,
+                 kPairs = Shape::kPairs, kRows = Shape::kRows, kHiLo = Shape::kHiLo, kDelta = Shape::kDelta;
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  const int value_blocks = (args.V + kValueBlock - 1) / kValueBlock,
-            map_blocks = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
+  const int value_blocks = value_block_count(args.V),
+            map_blocks = args.maps.data != nullptr ? value_block_count(args.K) : 0;
   // Blocks of a map have Z = 0.
   const bool z_ready =
       args.z != nullptr && static_cast<int>(block_index_x()) % (value_blocks + map_blocks) < value_blocks;
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   int start = 0;  // the first chunk
   if constexpr (!kOut && !kSave) {
     if (args.parts != nullptr) {
-      const int fading = fading_chunks<false>(args.uses_decay_cutoff, args.sequences, coord, shared);
+      const int fading = fading_chunks<Direction::kForward>(args.uses_decay_cutoff, args.sequences, coord, shared);
       if (fading > 0 && coord.map) {
         const float nothing[kTileK / 2] = {};
         if (thread_index() >= kStateThread) store_state(args.maps, coord, coord.n, args.K, args.K, nothing);
@@ -184,7 +186,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         mbarrier_expect(
             full, tiles_bytes<Shape>() + (z_ready || loads_v ? kSw128Bytes : 0) + (loads_rows ? kRowBytes : 0) + hi_lo);
         const int64_t tile = coord.first_tile + static_cast<int64_t>(c) * args.HV;
-        issue_tiles<Shape, kTileK, kOut>(stage, args, tile, full);
+        issue_tiles<Shape>(stage, args, tile, full);
         if constexpr (kHiLo) issue_lo_tiles<Shape, kTileK>(args.hi_lo, tile, stage, full);
         if (z_ready) bulk_load(stage + Shape::kTile, z, kSw128Bytes, full);
         if (z_ready) z += block_step * kSw128Elements;
@@ -310,12 +312,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         }
       }
       if constexpr (kSave) {
-        barriers.s.wait_empty(leaving);
-        const uint32_t to = base + Shape::kS + leaving.slot * Shape::kMatrix;
-        FW_UNROLL
-        for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(to, k, a[k]);
-        fence_async_shared();
-        barriers.s.put_full(leaving);
+        put_state(barriers.s, leaving, base + Shape::kS, a);
       }
       if constexpr (kHiLo) {
         uint32_t b_lo[4][4];
@@ -376,12 +373,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         wgmma_commit();
       }
       if constexpr (kSave) {
-        barriers.w.wait_empty(leaving);
-        const uint32_t to = base + Shape::kW + leaving.slot * kSw128Bytes;
-        FW_UNROLL
-        for (int k = 0; k < 4; ++k) store_token_fragment(to, k, b[k]);
-        fence_async_shared();
-        barriers.w.put_full(leaving);
+        put_tokens(barriers.w, leaving, base + Shape::kW, b);
         leaving.next();
       }
       const Ring<Shape::kStages> done = ring;
@@ -413,63 +405,48 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   }
 }
 
-template <int kTileK, Form kForm, bool kOut, bool kSave>
+template <ForwardTraits kTraits>
 void launch_forward(const ScanForwardArgs& args, void* stream) {
-  using Shape = ForwardShape<kTileK, kForm, kOut, kSave>;
-  const int maps = args.maps.data != nullptr ? (args.K + kValueBlock - 1) / kValueBlock : 0;
-  const unsigned blocks = static_cast<unsigned>((args.V + kValueBlock - 1) / kValueBlock + maps);
-  const Dim3 grid{static_cast<unsigned>(args.sequences.N) * static_cast<unsigned>(args.HV) * blocks, 1, 1};
+  using Shape = ForwardShape<kTraits>;
+  const int maps = args.maps.data != nullptr ? value_block_count(args.K) : 0;
   StageMaps stage;
   stage.values = args.z == nullptr && map_tensor(args.v, args.shape, args.HV, args.V, stage.v) ? 1 : 0;
-  if constexpr (Shape::kRows) {
-    const ScanRows& rows = args.rows;
-    stage.rows = map_tensor(rows.k, args.shape, args.HV, args.K, stage.k) &&
-                         map_tensor(rows.q, args.shape, args.HV, args.K, stage.q)
-                     ? 1
-                     : 0;
-  }
-  launch_overlapped(scan_forward_kernel<kTileK, kForm, kOut, kSave>, grid, kScanThreads, Shape::kShared, stream, args,
-                    stage);
+  if constexpr (Shape::kRows) stage.rows = map_rows(args.rows, args.shape, args.HV, args.K, stage) ? 1 : 0;
+  launch_overlapped(scan_forward_kernel<Shape>, scan_grid(args.sequences, args.HV, value_block_count(args.V) + maps),
+                    kScanThreads, Shape::kShared, stream, args, stage);
 }
 
-template <int kTileK, Form kForm>
-void launch_forward(const ScanForwardArgs& args, void* stream) {
-  const bool save = args.states != nullptr;
-  if (args.o.data != nullptr) {
-    save ? launch_forward<kTileK, kForm, true, true>(args, stream)
-         : launch_forward<kTileK, kForm, true, false>(args, stream);
-  } else {
-    save ? launch_forward<kTileK, kForm, false, true>(args, stream)
-         : launch_forward<kTileK, kForm, false, false>(args, stream);
-  }
-}
-
-template <int kTileK>
-void launch_forward(const ScanForwardArgs& args, Form form, void* stream) {
-  switch (form) {
-    case Form::kAdditive:
-      return launch_forward<kTileK, Form::kAdditive>(args, stream);
-    case Form::kTiles:
-      return launch_forward<kTileK, Form::kTiles>(args, stream);
-    case Form::kSplitTiles:
-      return launch_forward<kTileK, Form::kSplitTiles>(args, stream);
-    case Form::kHiLo:
-      return launch_forward<kTileK, Form::kHiLo>(args, stream);
-    case Form::kRows:
-      return launch_forward<kTileK, Form::kRows>(args, stream);
-    case Form::kPairs:
-      return launch_forward<kTileK, Form::kPairs>(args, stream);
-    case Form::kSums:
-      return launch_forward<kTileK, Form::kSums>(args, stream);
-    default:
-      fail_internal("scan_forward_tiles: expected a kernel of chunk tiles, got number {}", static_cast<int>(form));
-  }
+template <ForwardForm kForm>
+void launch_forward(const ScanForwardArgs& args, int k_tile, void* stream) {
+  with_constants(
+      [&](auto small, auto writes_o, auto saves) {
+        launch_forward<ForwardTraits{.k_tile = small ? 64 : 128, .form = kForm, .writes_o = writes_o, .saves = saves}>(
+            args, stream);
+      },
+      k_tile == 64, args.o.data != nullptr, args.states != nullptr);
 }
 
 }  // namespace
 
 void scan_forward_tiles(const ScanForwardArgs& args, ForwardScan kernel, int k_tile, void* stream) {
-  k_tile == 64 ? launch_forward<64>(args, kernel, stream) : launch_forward<128>(args, kernel, stream);
+  switch (kernel) {
+    case ForwardScan::kAdditive:
+      return launch_forward<ForwardForm::kAdditive>(args, k_tile, stream);
+    case ForwardScan::kTiles:
+      return launch_forward<ForwardForm::kTiles>(args, k_tile, stream);
+    case ForwardScan::kSplitTiles:
+      return launch_forward<ForwardForm::kSplitTiles>(args, k_tile, stream);
+    case ForwardScan::kHiLo:
+      return launch_forward<ForwardForm::kHiLo>(args, k_tile, stream);
+    case ForwardScan::kRows:
+      return launch_forward<ForwardForm::kRows>(args, k_tile, stream);
+    case ForwardScan::kPairs:
+      return launch_forward<ForwardForm::kPairs>(args, k_tile, stream);
+    case ForwardScan::kSums:
+      return launch_forward<ForwardForm::kSums>(args, k_tile, stream);
+    default:
+      fail_internal("scan_forward_tiles: expected a kernel of chunk tiles, got number {}", static_cast<int>(kernel));
+  }
 }
 
 }  // namespace fw::cuda

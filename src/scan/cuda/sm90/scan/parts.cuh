@@ -22,6 +22,34 @@ FW_DEVICE void issue_tile(const TileRows& t, int c, char* sw128, uint64_t* full)
   }
 }
 
+// ---- What leaves, for the thread that copies it away: by the state's warps ---------------------------------------------------------
+
+// The state's bf16 values, into a buffer of those that begin at `buffers`.
+template <int kDepth, int kSteps>
+FW_DEVICE void put_state(RingBarriers<kDepth>& barriers, const Ring<kDepth>& ring, uint32_t buffers,
+                         const uint32_t (&a)[kSteps][4]) {
+  barriers.wait_empty(ring);
+  const uint32_t to = buffers + ring.slot * (kSteps * 16 * 64 * 2);
+  FW_UNROLL
+  for (int k = 0; k < kSteps; ++k) store_state_fragment(to, k, a[k]);
+  fence_async_shared();
+  barriers.put_full(ring);
+}
+// A tile [64 tokens, 64 values]; `signs` are changed.
+template <int kDepth>
+FW_DEVICE void put_tokens(RingBarriers<kDepth>& barriers, const Ring<kDepth>& ring, uint32_t buffers,
+                          const uint32_t (&b)[4][4], uint32_t signs = 0) {
+  barriers.wait_empty(ring);
+  const uint32_t to = buffers + ring.slot * kSw128Bytes;
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t x[4] = {b[k][0] ^ signs, b[k][1] ^ signs, b[k][2] ^ signs, b[k][3] ^ signs};
+    store_token_fragment(to, k, x);
+  }
+  fence_async_shared();
+  barriers.put_full(ring);
+}
+
 // ---- Fine chunk tiles: by the thread that loads stages ------------------------------------------------------------------------------
 
 // Shape: of a stage: kLo and kKeysLo say where it has the lo parts of x (y) and of e (k), the scales lie after the

@@ -19,6 +19,10 @@ inline bool map_tensor(const TokenArg& a, const TokenShape& shape, int HV, int d
   return make_tensor_map(a, shape.B, shape.T, HV / a.divisor, dim, map);
 }
 
+inline bool map_rows(const ScanRows& rows, const TokenShape& shape, int HV, int K, StageMaps& maps) {
+  return map_tensor(rows.k, shape, HV, K, maps.k) && map_tensor(rows.q, shape, HV, K, maps.q);
+}
+
 // Of one sequence or segment and value head.
 struct TmaCoord {
   int batch, token, length;

@@ -6,28 +6,36 @@
 
 namespace fw::cuda {
 
-// RowM (rule_traits.h), of rows that are ungated: kMade where all tensors are there and whole
-// (sm90/gradients/channel/precond.cuh).
-//
-// kStreamRows: as GeneralShape, any gain. kGatedRows: the same, but for gates a channel on e and z; else there are none
-// of those. kOwnRows: e is a row of its own times the gain, which is a gate or none. kFusedGates: of stream rows,
-// log-decays and gates that are logits (FusedGates). kHalfOfKeys: of k256_gradients() (kernels.h). kAddsHeads: as
-// ScalarShape where gates are fused; else the same form does both, for no time.
-template <int kTileKDim, bool kDeltaUpdate, bool kStreamRows, bool kGatedRows = false, RowM kRowM = RowM::kNone,
-          bool kOwnRows = false, bool kFusedGates = false, bool kHalfOfKeys = false, bool kAddsHeads = true>
+struct ChannelGradientTraits {
+  int k_tile = 128;  // 64 or 128
+  bool is_delta = true;
+  bool has_stream_rows = true;      // as GeneralShape, any gain
+  bool has_gated_rows = false;      // the same, but for gates a channel on e and z; else there are none of those
+  bool has_own_erase_rows = false;  // e is a row of its own times the gain, which is a gate or none
+  bool has_fused_gates = false;     // of stream rows: log-decays and gates are logits (FusedGates)
+  bool has_half_of_keys = false;    // of k256_gradients() (kernels.h)
+  // as ScalarGradientTraits, where gates are fused; else the same form does both, for no time
+  bool sums_heads = true;
+  // of rows that are ungated: kMade where all tensors are there and whole (sm90/gradients/channel/precond.cuh)
+  RowM m = RowM::kNone;
+};
+
+template <ChannelGradientTraits kTraits>
 struct ChannelShape {
-  static constexpr int kTileK = kTileKDim;
-  static constexpr bool kMmaSync = false, kChannel = true, kDelta = kDeltaUpdate, kStreams = kStreamRows,
-                        kUnscaled = false, kNoDecayFix = false;
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr RowM kRowM = kTraits.m;
+  static constexpr bool kMmaSync = false, kChannel = true, kDelta = kTraits.is_delta,
+                        kStreams = kTraits.has_stream_rows, kUnscaled = false, kNoDecayFix = false;
   static constexpr bool kPrecond = kRowM != RowM::kNone, kMakesM = kRowM == RowM::kMade, kWhole = kMakesM;
-  static constexpr bool kGates = kGatedRows || !kStreamRows, kFused = kFusedGates;
+  static constexpr bool kGates = kTraits.has_gated_rows || !kStreams, kFused = kTraits.has_fused_gates;
   static constexpr bool kJoinsDecays = true, kSumsInFactors = false;
-  static constexpr bool kOwnKey = kOwnRows, kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k
-  static constexpr bool kSumsHeads = kAddsHeads && kStreamRows && kRowM == RowM::kNone && !kHalfOfKeys;
+  static constexpr bool kOwnKey = kTraits.has_own_erase_rows,
+                        kThirdRow = kStreams && (kGates || kOwnKey);  // besides q and k
+  static constexpr bool kSumsHeads = kTraits.sums_heads && kStreams && !kPrecond && !kTraits.has_half_of_keys;
   static constexpr Residuals kResiduals = Residuals::kOfRule;
   static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32, kPairs = kTileK / 2;
   static constexpr int kBlocksPerSm = kTileK == 128 ? 1 : 2;
-  static constexpr bool kHalf = kHalfOfKeys;
+  static constexpr bool kHalf = kTraits.has_half_of_keys;
   static_assert(!kHalf || (kTileK == kHalfTileK && kDelta && !kPrecond && !kOwnKey && !kFused));
   // else there are too few registers
   static constexpr bool kTma = kTileK == 128 || kStreams;

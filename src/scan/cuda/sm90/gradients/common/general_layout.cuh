@@ -5,12 +5,18 @@
 
 namespace fw::cuda {
 
-// kUnscaledKeys: A, P and the chunk tiles are those of unscaled_keys.cuh.
-template <int kTileKDim, bool kDeltaUpdate, bool kUnscaledKeys = false>
+struct GeneralGradientTraits {
+  int k_tile = 128;  // 64 or 128
+  bool is_delta = true;
+  bool has_unscaled_keys = false;  // A, P and the chunk tiles are those of unscaled_keys.cuh
+};
+
+template <GeneralGradientTraits kTraits>
 struct GeneralShape {
-  static constexpr int kTileK = kTileKDim;
-  static constexpr bool kMmaSync = false, kChannel = false, kDelta = kDeltaUpdate, kStreams = false, kPrecond = false,
-                        kGates = true, kUnscaled = kUnscaledKeys, kWhole = false, kTma = false;
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kMmaSync = false, kChannel = false, kDelta = kTraits.is_delta, kStreams = false,
+                        kPrecond = false, kGates = true, kUnscaled = kTraits.has_unscaled_keys, kWhole = false,
+                        kTma = false;
   static constexpr bool kSumsHeads = false;
   static constexpr bool kNoDecayFix = kUnscaled;  // NoDecayState; they may have no log-decays
   static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;

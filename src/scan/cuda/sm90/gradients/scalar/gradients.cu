@@ -1,5 +1,6 @@
 // gradients() of kernels.h for rules with scalar or constant decay, or none: the kernel of rows that are streams, and
 // the general one.
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/sm90/gradients/general/kernel.cuh"
 #include "scan/cuda/sm90/gradients/scalar/kernel.cuh"
@@ -7,59 +8,70 @@
 namespace fw::cuda {
 namespace {
 
-template <int kTileK, bool kDelta, RowM kM, ScalarGain kGain>
-void launch_kernel(const GradientArgs& args, int64_t chunks, void* stream) {
+constexpr ScalarGradientTraits with(ScalarGradientTraits traits, RowM m, ScalarGain gain) {
+  traits.m = m, traits.gain = gain;
+  return traits;
+}
+constexpr ScalarGradientTraits with_head_sums(ScalarGradientTraits traits) {
+  traits.sums_heads = true;
+  return traits;
+}
+
+template <ScalarGradientTraits kTraits>
+void launch_traits(const GradientArgs& args, int64_t chunks, void* stream) {
   // gradients_sum_heads()
-  if constexpr (kDelta && kM == RowM::kNone && (kGain == ScalarGain::kGate || kGain == ScalarGain::kTied)) {
-    using Shape = ScalarShape<kTileK, kDelta, false, false, kGain, false, true>;
-    if (args.head_sums != nullptr) return launch_scalar_gradients<Shape>(args, chunks, stream);
+  constexpr bool kMaySumHeads = kTraits.is_delta && kTraits.m == RowM::kNone &&
+                                (kTraits.gain == ScalarGain::kGate || kTraits.gain == ScalarGain::kTied);
+  if constexpr (kMaySumHeads) {
+    if (args.head_sums != nullptr)
+      return launch_scalar_gradients<ScalarShape<with_head_sums(kTraits)>>(args, chunks, stream);
   }
-  launch_scalar_gradients<ScalarShape<kTileK, kDelta, kM != RowM::kNone, kM == RowM::kMade, kGain>>(args, chunks,
-                                                                                                    stream);
+  launch_scalar_gradients<ScalarShape<kTraits>>(args, chunks, stream);
 }
 
 // Of those with M only gains that are gates have a kernel of their own, and none of additive rules.
-template <int kTileK, bool kDelta, RowM kM>
+template <ScalarGradientTraits kTraits, RowM kM>
 void launch_gain(const GradientArgs& args, bool gate, int64_t chunks, void* stream) {
-  if constexpr (kDelta) {
-    if (gate) return launch_kernel<kTileK, kDelta, kM, ScalarGain::kGate>(args, chunks, stream);
+  if constexpr (kTraits.is_delta) {
+    if (gate) return launch_traits<with(kTraits, kM, ScalarGain::kGate)>(args, chunks, stream);
   }
-  launch_kernel<kTileK, kDelta, kM, ScalarGain::kAny>(args, chunks, stream);
+  launch_traits<with(kTraits, kM, ScalarGain::kAny)>(args, chunks, stream);
 }
 
-template <int kTileK, bool kDelta>
+// kTraits: without M and gain.
+template <ScalarGradientTraits kTraits>
 void launch_kernel(const GradientArgs& args, GradientKernel kernel, int64_t chunks, void* stream) {
-  if constexpr (kDelta) {
+  constexpr GeneralGradientTraits kGeneral{.k_tile = kTraits.k_tile, .is_delta = kTraits.is_delta};
+  if constexpr (kTraits.is_delta) {
+    constexpr GeneralGradientTraits kUnscaled{.k_tile = kTraits.k_tile, .is_delta = true, .has_unscaled_keys = true};
     if (kernel == GradientKernel::kAnyUnscaled)
-      return launch_general_gradients<GeneralShape<kTileK, true, true>>(args, chunks, stream);
+      return launch_general_gradients<GeneralShape<kUnscaled>>(args, chunks, stream);
     if (kernel == GradientKernel::kResidual)
-      return launch_kernel<kTileK, true, RowM::kNone, ScalarGain::kTied>(args, chunks, stream);
+      return launch_traits<with(kTraits, RowM::kNone, ScalarGain::kTied)>(args, chunks, stream);
     if (kernel == GradientKernel::kUnscaled)
-      return launch_kernel<kTileK, true, RowM::kNone, ScalarGain::kUnscaled>(args, chunks, stream);
+      return launch_traits<with(kTraits, RowM::kNone, ScalarGain::kUnscaled)>(args, chunks, stream);
     if (kernel == GradientKernel::kUnscaledDecays)
-      return launch_kernel<kTileK, true, RowM::kNone, ScalarGain::kUnscaledDecays>(args, chunks, stream);
+      return launch_traits<with(kTraits, RowM::kNone, ScalarGain::kUnscaledDecays)>(args, chunks, stream);
   }
-  if (kernel == GradientKernel::kAnyRows)
-    return launch_general_gradients<GeneralShape<kTileK, kDelta>>(args, chunks, stream);
+  if (kernel == GradientKernel::kAnyRows) return launch_general_gradients<GeneralShape<kGeneral>>(args, chunks, stream);
   const bool makes = kernel == GradientKernel::kMakesM || kernel == GradientKernel::kGateMakesM,
              reads = kernel == GradientKernel::kReadsM || kernel == GradientKernel::kGateReadsM;
   const bool gate =
       kernel == GradientKernel::kGate || kernel == GradientKernel::kGateMakesM || kernel == GradientKernel::kGateReadsM;
-  if (makes) return launch_gain<kTileK, kDelta, RowM::kMade>(args, gate, chunks, stream);
-  if (reads) return launch_gain<kTileK, kDelta, RowM::kRead>(args, gate, chunks, stream);
-  launch_gain<kTileK, kDelta, RowM::kNone>(args, gate, chunks, stream);
+  if (makes) return launch_gain<kTraits, RowM::kMade>(args, gate, chunks, stream);
+  if (reads) return launch_gain<kTraits, RowM::kRead>(args, gate, chunks, stream);
+  launch_gain<kTraits, RowM::kNone>(args, gate, chunks, stream);
 }
 
 }  // namespace
 
 void gradients_scalar(const GradientArgs& args, GradientKernel kernel, int k_tile, int64_t chunks, void* stream) {
-  if (args.problem.rule.is_delta()) {
-    k_tile == 128 ? launch_kernel<128, true>(args, kernel, chunks, stream)
-                  : launch_kernel<64, true>(args, kernel, chunks, stream);
-  } else {
-    k_tile == 128 ? launch_kernel<128, false>(args, kernel, chunks, stream)
-                  : launch_kernel<64, false>(args, kernel, chunks, stream);
-  }
+  with_constants(
+      [&](auto small, auto is_delta) {
+        launch_kernel<ScalarGradientTraits{.k_tile = small ? 64 : 128, .is_delta = is_delta}>(args, kernel, chunks,
+                                                                                              stream);
+      },
+      k_tile == 64, args.problem.rule.is_delta());
 }
 
 }  // namespace fw::cuda

@@ -7,18 +7,29 @@
 
 namespace fw::cuda {
 
-// kPreconditioned: w (r where the preconditioner is on the read) is k (q) times M, elementwise, too; kMakes: and M is
-// made here (sm90/gradients/scalar/precond.cuh). kHalfOfKeys: of k256_gradients() (kernels.h). kAddsHeads: dq and dk of
-// value heads that share keys are added up (head_sums.cuh), in a form of its own: what it takes is 1% of heads alone.
-template <int kTileKDim, bool kDeltaUpdate, bool kPreconditioned = false, bool kMakes = false,
-          ScalarGain kGain = ScalarGain::kAny, bool kHalfOfKeys = false, bool kAddsHeads = false>
+struct ScalarGradientTraits {
+  int k_tile = 128;  // 64 or 128
+  bool is_delta = true;
+  // w (r where the preconditioner is on the read) is k (q) times M, elementwise; kMade: M is made here
+  // (sm90/gradients/scalar/precond.cuh)
+  RowM m = RowM::kNone;
+  ScalarGain gain = ScalarGain::kAny;
+  bool has_half_of_keys = false;  // of k256_gradients() (kernels.h)
+  // dq and dk of value heads that share keys are added up (head_sums.cuh), in a form of its own: what it takes is 1% of
+  // heads alone
+  bool sums_heads = false;
+};
+
+template <ScalarGradientTraits kTraits>
 struct ScalarShape {
-  static constexpr int kTileK = kTileKDim;
-  static constexpr bool kMmaSync = false, kChannel = false, kDelta = kDeltaUpdate, kStreams = true,
-                        kPrecond = kPreconditioned, kMakesM = kMakes, kGates = false, kWhole = false, kTma = false;
-  static constexpr bool kHalf = kHalfOfKeys;
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr ScalarGain kGain = kTraits.gain;
+  static constexpr bool kMmaSync = false, kChannel = false, kDelta = kTraits.is_delta, kStreams = true,
+                        kPrecond = kTraits.m != RowM::kNone, kMakesM = kTraits.m == RowM::kMade, kGates = false,
+                        kWhole = false, kTma = false;
+  static constexpr bool kHalf = kTraits.has_half_of_keys;
   static_assert(!kHalf || (kTileK == kHalfTileK && !kPrecond));
-  static constexpr bool kSumsHeads = kAddsHeads;
+  static constexpr bool kSumsHeads = kTraits.sums_heads;
   static_assert(!kSumsHeads || (!kHalf && !kPrecond));
   static constexpr bool kUnscaled = kGain == ScalarGain::kUnscaled || kGain == ScalarGain::kUnscaledDecays,
                         kNoDecayFix = kGain == ScalarGain::kUnscaledDecays;
