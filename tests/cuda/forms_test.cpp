@@ -89,7 +89,7 @@ TEST(ChunkForm, PresetsOfTheUsualSizes) {
   }
 }
 
-// Rows of bf16 in pieces of 16 bytes of rules whose streams are these rows times scales: gradients take them as they are.
+// Streams that are rows times scales, rows of bf16 in pieces of 16 bytes: gradients take the rows as they are.
 TEST(ChunkForm, RawRowsOfBf16) {
   uint64_t seed = 2200;
   for (const char* axes : {"decay=scalar gain=gate q_norm=l2 k_norm=l2", "decay=scalar q_norm=l2 k_norm=l2",

@@ -1,6 +1,6 @@
-// gradients() of kernels.h by mma.sync, for rules of plain_streams() without a preconditioner: r, e and w are raw rows of
-// q and k times a scale a row. So there are no tiles of streams, and the products take q and k as they are. The scales
-// are in the rows of the accumulators and in two matrices (sm90/gradients/scalar/rows.cuh has the mathematics):
+// gradients() of kernels.h by mma.sync, for rules of plain_streams() without a preconditioner: r, e and w are raw rows
+// of q and k times a scale a row. So there are no tiles of streams, and the products take q and k as they are. The
+// scales are in the rows of the accumulators and in two matrices (sm90/gradients/scalar/rows.cuh has the mathematics):
 //   A = r_q p w_k     B = e_k t w_k
 //   q takes  gamma r_q dO S0^T + A k      k takes  -gamma e_k dZ S0^T + B k  and  a w_k R D^T + A^T q + B^T k
 //
@@ -163,8 +163,8 @@ FW_DEVICE void make_row_scales(const WorkTile<Shape>& c, int work_tile, const Ro
   sum_decay(c, work_tile, make_float2(first ? g.x : 0.0f, second ? g.y : 0.0f));
 }
 
-// What a later stage and work tile load comes into the L2 cache, a line of 128 bytes a thread: of the next block of
-// values, or of the next work tile's first and its q and k.
+// The next block of values comes into the L2 cache, a line of 128 bytes a thread. After a work tile's last block that
+// is the first one of the next work tile, with its q and k.
 template <class Shape>
 FW_DEVICE void prefetch_next(const WorkTile<Shape>& c, int work_tile, int block) {
   constexpr int kStateLines = Shape::kStateBytes / 128;
