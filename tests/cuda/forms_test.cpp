@@ -108,6 +108,23 @@ TEST(ChunkForm, PresetsOfTheUsualSizes) {
   }
 }
 
+// Streams that are rows times scales, rows of bf16 in pieces of 16 bytes: gradients take the rows as they are.
+TEST(ChunkForm, RawRowsOfBf16) {
+  uint64_t seed = 2200;
+  for (const char* axes : {"decay=scalar gain=gate q_norm=l2 k_norm=l2", "decay=scalar q_norm=l2 k_norm=l2",
+                           "gain=gate q_norm=l2 k_norm=l2", "decay=constant update=additive",
+                           "decay=scalar update=additive gain=gate q_norm=l2 k_norm=l2"}) {
+    for (const auto& [K, V] : {std::pair{64, 136}, std::pair{40, 64}, std::pair{128, 8}, std::pair{72, 200}}) {
+      const Rule rule = parse_rule(axes);
+      ProblemOptions options = medium(rule, ++seed);
+      options.K = K, options.V = V;
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      expect_chunk_form(of_bf16_numbers(random_problem(rule, options)), run);
+    }
+  }
+}
+
 TEST(ChunkForm, ResetsAndStrongDecays) {
   for (const Rule& rule : all_rules()) {
     if (lacks(rule)) continue;

@@ -1,6 +1,7 @@
 // gradients() of kernels.h by mma.sync, for scalar and constant decay and none, of any memory and any rule without
 // hi/lo tiles. The phases are those of sm90/gradients/general/kernel.cuh, in 99 KB of shared memory. So the streams
-// make room for the stage of a value block, and are made again after the last one.
+// make room for the stage of a value block, and are made again after the last one. Where streams are raw rows times a
+// scale, and rows are bf16 in pieces of 16 bytes, sm80/gradients_rows.cuh takes the call.
 //
 // 4 kTileK threads, which do everything together; a block takes every grid-th chunk and value head. Per work tile:
 //   q and k, the front's coefficients      a stage a value block: dv, dP, dT, and what the states give dr, de, dw
@@ -10,7 +11,9 @@
 #include "scan/cuda/gradients/launch.cuh"
 #include "scan/cuda/gradients/rows.cuh"
 #include "scan/cuda/launchers.h"
+#include "scan/cuda/rule_traits.h"
 #include "scan/cuda/sm80/gradient_loads.cuh"
+#include "scan/cuda/sm80/gradients_rows.cuh"
 
 namespace fw::cuda {
 
@@ -129,9 +132,16 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
 }
 
 template <class Shape>
-void launch_sm80_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
-  launch_gradients<Shape>(sm80_gradients_kernel<Shape>, Shape::kThreads, Shape::kBytes, stream,
+void launch_sm80(void (*kernel)(GradientKernelArgs), const GradientArgs& args, int64_t chunks, void* stream) {
+  launch_gradients<Shape>(kernel, Shape::kThreads, Shape::kBytes, stream,
                           {args, chunks * args.problem.HV, 0, false, pieces_of(args)});
+}
+// Whether sm80/gradients_rows.cuh takes the call.
+bool takes_rows(const GradientArgs& args) {
+  const Problem& x = args.problem;
+  constexpr unsigned kRead = kVec16Keys | kVec16V | kVec16DOut | kVec16DV;
+  return plain_streams(x.rule) && !x.rule.uses_precond() && args.d_o.data != nullptr &&
+         args.grads.d.v.data != nullptr && (pieces_of(args) & kRead) == kRead;
 }
 
 }  // namespace
@@ -139,8 +149,11 @@ void launch_sm80_gradients(const GradientArgs& args, int64_t chunks, void* strea
 void sm80_gradients(const GradientArgs& args, GradientKernel, int k_tile, int64_t chunks, void* stream) {
   with_constants(
       [&](auto small, auto is_delta) {
-        using Shape = WarpGradientShape<WarpGradientTraits{.k_tile = small ? 64 : 128, .is_delta = is_delta}>;
-        launch_sm80_gradients<Shape>(args, chunks, stream);
+        constexpr WarpGradientTraits kTraits{.k_tile = small ? 64 : 128, .is_delta = is_delta};
+        using Rows = RowGradientShape<kTraits>;
+        using Streams = WarpGradientShape<kTraits>;
+        takes_rows(args) ? launch_sm80<Rows>(sm80_row_gradients_kernel<Rows>, args, chunks, stream)
+                         : launch_sm80<Streams>(sm80_gradients_kernel<Streams>, args, chunks, stream);
       },
       k_tile == 64, args.problem.rule.is_delta());
 }
