@@ -26,7 +26,11 @@ struct RingSpan {
   int stored = 0;    // the same of base after the call
   int last = 0;      // where the call's last fold ends, stored or not; base: there is none
 
-  FW_HOST_DEVICE int begin(int at) const { return at / tokens * tokens; }
+  // The last multiple of `tokens` up to `at`, which is not before base; near base without a division.
+  FW_HOST_DEVICE int begin(int at) const {
+    const int past = at - base;
+    return past < tokens ? base : past < 2 * tokens ? base + tokens : at / tokens * tokens;
+  }
   FW_HOST_DEVICE bool folds() const { return last > base; }
   // The first of the call's tokens that stays in the ring.
   FW_HOST_DEVICE int kept() const { return stored > position ? stored : position; }
@@ -39,9 +43,9 @@ FW_HOST_DEVICE inline RingSpan ring_span(int tokens, bool keeps, int position, i
   span.tokens = tokens;
   span.position = position < 0 ? 0 : position;
   const int before = !keeps || previous > span.position ? span.position : previous < 0 ? 0 : previous;
-  span.base = span.begin(before);
+  span.base = before / tokens * tokens;
   span.stored = span.begin(keeps ? span.position : span.position + length);
-  const int read = length > 0 ? span.begin(span.position + length - 1) : 0;
+  const int read = length > 0 ? span.begin(span.position + length - 1) : span.base;
   span.last = read > span.stored ? read : span.stored;
   return span;
 }

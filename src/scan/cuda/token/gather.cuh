@@ -116,7 +116,8 @@ struct GatheredScalar {
   uint32_t bits = 0;
   int32_t to = -1;  // byte offset of the token; -1: none
 };
-// Starts the copies of a token's tensors to `to`, by a warp; they are there after finish_gather() and sync_warp().
+// Starts the copies of a token's tensors to `to`, by a warp; they are there after finish_gather(), a wait for the
+// copies and sync_warp().
 FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t token, int slot, int hv, int v_tile,
                                       int lane, char* to) {
   GatheredScalar scalar;
@@ -155,7 +156,6 @@ FW_DEVICE GatheredScalar start_gather(const TokenGather& g, int64_t b, int64_t t
 }
 FW_DEVICE void finish_gather(const GatheredScalar& scalar, char* to) {
   if (scalar.to >= 0) *reinterpret_cast<uint32_t*>(to + scalar.to / 4 * 4) = scalar.bits << (scalar.to % 4 * 8);
-  cp_async_wait<0>();
 }
 
 // kN neighbouring numbers in shared memory.

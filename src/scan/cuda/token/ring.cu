@@ -6,7 +6,9 @@
 //
 // Roles:
 //   kernel                   threads            warps 0 to 3                               other warps
-//   token_ring_head_kernel   160                rows of the state through shared memory    4: the key side of the token
+//   token_ring_head_kernel   128                rows of the state through shared memory;   none
+//                                               before, 0: the key side of the token, and
+//                                               all: a share of the ring's groups
 //   token_ring_kernel        128 + 32 a token   rows of the state in registers             4 to 7: every fourth token's key side
 //   ring_fold_kernel         128                rows of the state in registers; warp 0: the keys
 // Key warps meet at named barrier 2; keys go to the rows by sync_threads(). New rows of the ring are never among those
@@ -24,36 +26,37 @@ namespace {
 
 constexpr int kMostKeyWarps = 4, kHeadRows = 8;
 // Of an SM: what makes values of logits has more in registers.
-constexpr int head_blocks(TokenGates gates) { return gates == TokenGates::kLogits ? 3 : 4; }
+constexpr int head_blocks(TokenGates gates) { return gates == TokenGates::kLogits ? 4 : 5; }
 
-// The tokens of the block's sequence; nothing to do: false.
+// Positions that break the limits would leave the shared memory. Nothing to do: false.
+FW_DEVICE bool takes_span(const TokenForwardArgs& a, const RingSpan& span, int length) {
+  return (length > 0 || span.folds()) && span.position - span.base + length <= a.ring.span;
+}
+// The tokens of the block's sequence.
 FW_DEVICE bool find_span(const TokenForwardArgs& a, const TokenCoord& coord, int& length, RingSpan& span) {
   const int all = sequence_length(a.problem.sequences, coord.n);
   length = all < a.ring.length ? all : a.ring.length;
   span = span_of(a.ring, coord.n, length);
-  // Positions that break the limits would leave the shared memory.
-  return (length > 0 || span.folds()) && span.position - span.base + length <= a.ring.span;
+  return takes_span(a, span, length);
 }
 
 // The key side of the call's tokens, by key warp `warp`. The block of the first values writes the ring's keys.
 template <int kN, TokenGates kGates>
 FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, const RingCut& rc,
-                              const TokenCoord& coord, const RingSpan& span, int length, int tile, int warp, int lane,
-                              const GateScalars<kN>& own) {
+                              const TokenCoord& coord, const RingHead& ring, const RingSpan& span, int length, int warp,
+                              int lane, const GateScalars<kN>& own) {
   const Problem& x = a.problem;
   const Rule& rule = x.rule;
-  const RingHead ring = ring_head(a.ring, coord.slot, coord.hv);
   char* const shared = shared_memory();
   char *const keys = shared + rc.keys, *const decays = shared + rc.decays, *const products = shared + rc.products;
   const auto meet = [&] { rc.key_warps == 1 ? sync_warp() : named_barrier_sync(2, 32 * rc.key_warps); };
   const auto token_at = [&](int t) { return shared + t * cut.gather.bytes; };
-  load_ring_keys<kN>(rule, x.K, x.V, coord.hv, ring, span.base, span.position, warp, rc.key_warps, rc.wide, lane, keys,
-                     decays);
   const int found = span.position - span.base;
+  load_ring_keys<kN>(rule, x.K, x.V, coord.hv, ring, found, warp, rc.key_warps, rc.wide, lane, keys, decays);
   FW_NO_UNROLL
   for (int t = warp; t < length; t += rc.key_warps) {
     char* const token = token_at(t);
-    make_token<kGates>(a, cut, coord, t, tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
+    make_token<kGates>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
     put_ring_key<kN>(rule, GatheredToken<kN>(cut.gather, token, lane), found + t, lane, keys, decays);
   }
   cp_async_wait<0>();
@@ -62,9 +65,9 @@ FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, 
   for (int t = warp; t < length; t += rc.key_warps) {
     const GatheredToken<kN> token(cut.gather, token_at(t), lane);
     const int at = span.position + t;
-    ring_coefficients<kN>(rule, token, span.begin(at) - span.base, found + t, lane, keys, decays,
-                          reinterpret_cast<float2*>(shared + rc.coefs) + t * a.ring.span, products + 128 * kN * t);
-    if (coord.v_tile == 0 && at >= span.kept()) store_ring_key<kN>(rule, x.K, x.V, token, ring.row(at), lane);
+    ring_coefficients<kN>(rule, token, span.begin(at) - span.base, found + t, a.ring.span, lane, keys, decays,
+                          reinterpret_cast<float*>(shared + rc.coefs) + 2 * t * a.ring.span, products + 128 * kN * t);
+    if (coord.v_tile == 0 && at >= span.kept()) store_ring_key<kN>(rule, x.K, x.V, token, ring.row(found + t), lane);
   }
   if (!span.folds()) return;
   meet();  // nobody reads the keys as they were any more
@@ -76,24 +79,25 @@ FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, 
 }
 
 // A warp's kRows rows from value v0 of the head on, row0 of the tile, through all tokens; `rows` of them exist. z(t,
-// row): of a row of the warp. s is the state, and after a fold the new one, which store() stores if it stays.
-template <int kN, int kRows, class Values, class Store>
-FW_DEVICE void ring_rows(const TokenForwardArgs& a, const ForwardCut& cut, const RingCut& rc, const TokenCoord& coord,
-                         const RingSpan& span, int length, int v0, int row0, int rows, int lane, Values&& z,
-                         Store&& store, float (&s)[kRows][kN]) {
+// row): of a row of the warp. s is the state; fold(first, i, u, s): the call's i-th fold, of the tokens from `first` on,
+// with u(j, values) as of fold_rows(). store() stores the new state, if it stays.
+template <int kN, int kRows, class Values, class Fold, class Store>
+FW_DEVICE void ring_rows(const TokenForwardArgs& a, const ForwardCut& cut, const RingCut& rc, const RingHead& ring,
+                         const RingSpan& span, const Rows& o_rows, int length, int v0, int row0, int rows, int lane,
+                         Values&& z, Fold&& fold, Store&& store, float (&s)[kRows][kN]) {
   char* const shared = shared_memory();
   float* const u = reinterpret_cast<float*>(shared + rc.u);
-  const RingHead ring = ring_head(a.ring, coord.slot, coord.hv);
-  const Rows o_rows = rows_of(a.o, a.problem.sequences, coord.n, coord.hv);
   const int row = row_of_lane<kRows>(lane), found = span.position - span.base;
   const bool writes = has_row<kRows>(lane) && row < rows;
   int folded = span.base;
-  const auto fold_until = [&](int end) {
+  FW_NO_UNROLL
+  for (int t = 0;; ++t) {
+    const int at = span.position + t, end = t < length ? span.begin(at) : span.last;
     FW_NO_UNROLL
     for (; folded < end; folded += span.tokens) {
-      const int first = folded - span.base, i = a.ring.length + (folded > span.base ? 1 : 0);
-      fold_rows<kN, kRows>(
-          shared + rc.keys + 128 * kN * first, span.tokens, shared + rc.products + 128 * kN * i, lane,
+      const int first = folded - span.base;
+      fold(
+          first, first > 0 ? 1 : 0,
           [&](int j, float(&values)[kRows]) {
             load_wide<kRows>(reinterpret_cast<const char*>(u + (first + j) * rc.tile + row0), values);
           },
@@ -101,12 +105,9 @@ FW_DEVICE void ring_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
       round_rows(a.final_state.bf16 != 0, s);
       if (folded < span.stored) store();
     }
-  };
-  FW_NO_UNROLL
-  for (int t = 0; t < length; ++t) {
+    if (t >= length) return;
     const GatheredToken<kN> token(cut.gather, shared + t * cut.gather.bytes, lane);
-    const int at = span.position + t, first = span.begin(at) - span.base, last = found + t;
-    fold_until(first + span.base);
+    const int first = end - span.base, last = found + t;
     float sums[2 * kRows];
     {
       float p[kN], e[kN], r[kN];
@@ -126,49 +127,68 @@ FW_DEVICE void ring_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
         sums[kRows + i] = of_r;
       }
     }
-    const float own = scattered_sum(sums, lane), other = shuffle_xor(own, 16);
-    float of_e = lane < 16 ? own : other, of_r = lane < 16 ? other : own;
-    const float2* coefs = reinterpret_cast<const float2*>(shared + rc.coefs) + t * a.ring.span;
-    FW_NO_UNROLL
-    for (int j = first; j < last; ++j) {
-      const float2 c = coefs[j];
-      const float before = u[j * rc.tile + row0 + row];
-      of_e = fmaf(c.x, before, of_e);
-      of_r = fmaf(c.y, before, of_r);
+    // Lanes below 16 have the sum of e, the others that of r; even lanes add every second token, odd ones the others.
+    float sum = scattered_sum(sums, lane);
+    if (last > first) {
+      constexpr int kUnroll = 4;
+      const int begin = first + lane % 2;
+      const float *coefs =
+                      reinterpret_cast<const float*>(shared + rc.coefs) + (2 * t + lane / 16) * a.ring.span + begin,
+                  *before = u + begin * rc.tile + row0 + row;
+      float of_ring = 0;
+      FW_NO_UNROLL
+      for (int j = begin; j < last; j += 2 * kUnroll, coefs += 2 * kUnroll, before += 2 * kUnroll * rc.tile) {
+#pragma unroll
+        for (int i = 0; i < kUnroll; ++i) {
+          if (j + 2 * i < last) of_ring = fmaf(coefs[2 * i], before[2 * i * rc.tile], of_ring);
+        }
+      }
+      sync_warp();
+      sum += of_ring + shuffle_xor(of_ring, 1);
     }
+    const float other = shuffle_xor(sum, 16);
+    const float of_e = lane < 16 ? sum : other, of_r = lane < 16 ? other : sum;
     const float residual = z(t, row) - of_e;
     if (writes) {
       if (o_rows.data != nullptr) store_element(o_rows, t, v0 + row, fmaf(token.rw, residual, of_r));
-      if (at >= span.kept()) ring.row(at)[a.problem.K + v0 + row] = residual;
+      if (at >= span.kept()) ring.row(last)[a.problem.K + v0 + row] = residual;
     }
     if (has_row<kRows>(lane)) u[last * rc.tile + row0 + row] = residual;
     sync_warp();
   }
-  fold_until(span.last);
 }
 
-// u of the tokens in the ring, of `count` values from v0 on, to the tile's rows from row0 on, by `threads` threads.
-FW_DEVICE void load_ring_values(const TokenForwardArgs& a, const RingCut& rc, const RingHead& ring,
-                                const RingSpan& span, int v0, int row0, int count, int room, int thread, int threads) {
-  const int found = span.position - span.base, K = a.problem.K;
-  float* const u = reinterpret_cast<float*>(shared_memory() + rc.u);
+// Starts the copies of u of the `found` tokens in the ring, of `count` values from v0 on, to the tile's `room` rows from
+// row0 on, by `threads` threads.
+FW_DEVICE void load_ring_values(const TokenForwardArgs& a, const RingCut& rc, const RingHead& ring, int found, int v0,
+                                int row0, int count, int room, int thread, int threads) {
+  const int first = a.problem.K + v0;
+  float* const u = reinterpret_cast<float*>(shared_memory() + rc.u) + row0;
   if (rc.wide) {
-    const int units = room / 4;
-    const uint32_t base = shared_address(reinterpret_cast<char*>(u));
+    // a row of the ring to each `units` threads
+    const int units = room / 4, rows = threads / units, at = thread % units * 4;
+    const uint32_t base = shared_address(reinterpret_cast<char*>(u)) + 4 * static_cast<uint32_t>(at);
+    if (thread >= rows * units) return;
     FW_NO_UNROLL
-    for (int i = thread; i < found * units; i += threads) {
-      const int j = i / units, at = i % units * 4;
-      const float* from = ring.row(span.base + j) + K + v0;
-      cp_async_16(base + 4 * static_cast<uint32_t>(j * rc.tile + row0 + at), at < count ? from + at : from, at < count);
-    }
-  } else {
+    for (int j = thread / units; j < found; j += rows)
+      cp_async_16(base + 4 * static_cast<uint32_t>(j * rc.tile), ring.row(j) + first + (at < count ? at : 0),
+                  at < count);
+    return;
+  }
+  constexpr int kMany = 4;
+  FW_NO_UNROLL
+  for (int at = thread; at < room; at += threads) {
     FW_NO_UNROLL
-    for (int i = thread; i < found * room; i += threads) {
-      const int j = i / room, at = i % room;
-      u[j * rc.tile + row0 + at] = at < count ? ring.row(span.base + j)[K + v0 + at] : 0.0f;
+    for (int j = 0; j < found; j += kMany) {
+      float x[kMany];
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) x[i] = j + i < found && at < count ? ring.row(j + i)[first + at] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kMany; ++i) {
+        if (j + i < found) u[(j + i) * rc.tile + at] = x[i];
+      }
     }
   }
-  cp_async_commit();
 }
 
 // Any states, packed sequences, several tokens a call.
@@ -189,14 +209,16 @@ __global__ void __launch_bounds__(kStateThreads + 32 * kMostKeyWarps, kN == 8 ? 
   int length;
   RingSpan span;
   if (!find_slot(a, cut, coord) || !find_span(a, coord, length, span)) return;
+  const RingHead ring = ring_head(a.ring, coord.slot, coord.hv, span.base);
   WarpState<kN, kRows> state;
   if (warp >= kStateWarps) {
-    make_ring_keys<kN, kGates>(a, cut, rc, coord, span, length, cut.tile, warp - kStateWarps, lane, own);
+    make_ring_keys<kN, kGates>(a, cut, rc, coord, ring, span, length, warp - kStateWarps, lane, own);
   } else {
     state.load(a, cut, coord, warp, lane);
-    load_ring_values(a, rc, ring_head(a.ring, coord.slot, coord.hv), span, coord.v_tile, 0,
+    load_ring_values(a, rc, ring, span.position - span.base, coord.v_tile, 0,
                      x.V - coord.v_tile < cut.tile ? x.V - coord.v_tile : cut.tile, cut.tile, 32 * warp + lane,
                      kStateThreads);
+    cp_async_commit();
     state.arrived();
   }
   sync_threads();
@@ -205,17 +227,108 @@ __global__ void __launch_bounds__(kStateThreads + 32 * kMostKeyWarps, kN == 8 ? 
   grid_dependency_launch();
   const int row0 = warp * kRows, v0 = coord.v_tile + row0;
   ring_rows<kN, kRows>(
-      a, cut, rc, coord, span, length, v0, row0, x.V - v0, lane,
+      a, cut, rc, ring, span, rows_of(a.o, x.sequences, coord.n, coord.hv), length, v0, row0, x.V - v0, lane,
       [&](int t, int row) {
         return reinterpret_cast<const float*>(shared_memory() + t * cut.gather.bytes +
                                               cut.gather.at[kRowV])[row0 + row];
       },
+      [&](int begin, int i, auto&& u, float(&s)[kRows][kN]) {
+        const char* const shared = shared_memory();
+        fold_rows<kN, kRows>(span.tokens, shared + rc.products + 128 * kN * (a.ring.length + i), lane,
+                             FoldedKeys<kN>{shared + rc.keys + 128 * kN * begin, lane}, u, s);
+      },
       [&] { state.store(a, cut, coord, coord.slot, warp, lane); }, state.s);
 }
 
+// What token_ring_head_kernel has of the ring: `count` tokens, from `first` on, are those that the call's token finds.
+template <int kN>
+struct HeadRing {
+  const Problem& x;
+  const RingHead rows;
+  const char* products;  // of the groups
+  int first, count, found, tokens, lane;
+  bool wide;
+  float constant;  // the decay, where it is not in the ring
+
+  FW_DEVICE int groups() const { return (count + kRingGroup - 1) / kRingGroup; }
+  FW_DEVICE int size(int group) const {
+    const int rest = count - kRingGroup * group;
+    return rest < kRingGroup ? rest : kRingGroup;
+  }
+  FW_DEVICE void row(int j, float (&w)[kN], float (&alpha)[kN]) const {
+    const float* const key = rows.row(j);
+    load_ring_channels<kN>(wide, key, x.K, 0, lane, w);
+    decay(key, alpha);
+  }
+  FW_DEVICE void decay(const float* key, float (&alpha)[kN]) const {
+    const float* const from = key + x.K + x.V;
+    if (x.rule.decay == Decay::kChannel) return load_ring_channels<kN>(wide, from, x.K, 1, lane, alpha);
+    const float one = x.rule.decay == Decay::kScalar ? from[0] : constant;
+#pragma unroll
+    for (int c = 0; c < kN; ++c) alpha[c] = one;
+  }
+  FW_DEVICE void group(int g, float (&w)[kRingGroup][kN], float (&of_group)[kN]) const {
+    const int from = first + kRingGroup * g;
+    make_group<kN>(
+        size(g), [&](int i, float(&key)[kN], float(&alpha)[kN]) { row(from + i, key, alpha); }, w, of_group);
+  }
+  // The decays of the groups from `last` - 1 down to g, times p.
+  FW_DEVICE void multiply(int g, int last, float (&p)[kN]) const {
+    FW_NO_UNROLL
+    for (int i = last - 1; i >= g; --i) {
+      float of_group[kN];
+      load_wide<kN>(products + 128 * kN * i + 4 * kN * lane, of_group);
+#pragma unroll
+      for (int c = 0; c < kN; ++c) p[c] *= of_group[c];
+    }
+  }
+  // Of token j of the fold, which is a row of the ring or the call's token.
+  FW_DEVICE void folded(const GatheredToken<kN>& token, int j, float (&w)[kN], float (&alpha)[kN]) const {
+    if (j < found) return row(j, w, alpha);
+    token.w(w);
+    token.alpha(alpha);
+  }
+  // The decays of the call's only fold.
+  FW_DEVICE void fold_product(const GatheredToken<kN>& token, float (&p)[kN]) const {
+#pragma unroll
+    for (int c = 0; c < kN; ++c) p[c] = 1;
+    FW_NO_UNROLL
+    for (int end = tokens; end > 0; end -= kRingGroup) {
+      float alpha[kRingGroup][kN], w[kN];
+#pragma unroll
+      for (int i = 0; i < kRingGroup; ++i) {
+#pragma unroll
+        for (int c = 0; c < kN; ++c) alpha[i][c] = 1;
+        if (end - 1 - i >= 0) folded(token, end - 1 - i, w, alpha[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kRingGroup; ++i) {
+#pragma unroll
+        for (int c = 0; c < kN; ++c) p[c] *= alpha[i][c];
+      }
+    }
+  }
+  // Keys of the fold, each asked for ahead of its turn.
+  struct Keys {
+    const HeadRing& ring;
+    const GatheredToken<kN>& token;
+    float p[kN], next[kN], next_alpha[kN];
+    FW_DEVICE Keys(const HeadRing& of, const GatheredToken<kN>& own) : ring(of), token(own) {
+#pragma unroll
+      for (int c = 0; c < kN; ++c) p[c] = 1;
+      ring.folded(token, ring.tokens - 1, next, next_alpha);
+    }
+    FW_DEVICE void operator()(int j, float (&w)[kN]) {
+#pragma unroll
+      for (int c = 0; c < kN; ++c) w[c] = next[c] * p[c], p[c] *= next_alpha[c];
+      if (j > 0) ring.folded(token, j - 1, next, next_alpha);
+    }
+  };
+};
+
 // One token each, the states contiguous [V, K]: a block has half a head, its state on its way through shared memory.
 template <int kN, TokenGates kGates>
-__global__ void __launch_bounds__(32 * (kStateWarps + 1), head_blocks(kGates))
+__global__ void __launch_bounds__(kStateThreads, head_blocks(kGates))
     token_ring_head_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut,
                            const __grid_constant__ RingCut rc) {
   const Problem& x = a.problem;
@@ -228,49 +341,106 @@ __global__ void __launch_bounds__(32 * (kStateWarps + 1), head_blocks(kGates))
             per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
   const int end = coord.v_tile + cut.tile < x.V ? coord.v_tile + cut.tile : x.V;
   const int first = coord.v_tile + warp * per_warp, last = first + per_warp < end ? first + per_warp : end;
-  if (warp < kStateWarps) prefetch_rows(a, coord, first, last, lane);
+  prefetch_rows(a, coord, first, last, lane);
   GateScalars<kN> own = {};
-  if (kGates == TokenGates::kLogits && warp == kStateWarps) own = token_gate_scalars<kN>(x, coord.hv, lane);
+  if (kGates == TokenGates::kLogits && warp == 0) own = token_gate_scalars<kN>(x, coord.hv, lane);
   grid_dependency_wait();
-  int length;
-  RingSpan span;
-  if (!find_slot(a, cut, coord) || !find_span(a, coord, length, span)) return;
+  if (!find_slot(a, cut, coord)) return;
+  // They are on their way while the copies below start.
+  const int position = a.ring.positions[coord.n], previous = a.ring.previous != nullptr ? a.ring.previous[coord.n] : 0;
   const StateRef initial = state_of(x.initial_state, coord.slot, coord.hv);
-  char* const stage = shared_memory() + cut.stage - coord.v_tile * row_bytes;  // row v at v row_bytes
-  if (warp == kStateWarps) {
-    make_ring_keys<kN, kGates>(a, cut, rc, coord, span, 1, 0, 0, lane, own);
-  } else if (first < last) {
-    load_ring_values(a, rc, ring_head(a.ring, coord.slot, coord.hv), span, first, first - coord.v_tile, last - first,
-                     per_warp, lane, 32);
-    FW_NO_UNROLL
-    for (int v = first; v < last; v += kHeadRows) {
-      const int after = (v + kHeadRows < last ? v + kHeadRows : last) * row_bytes;
-      for (int at = v * row_bytes + 16 * lane; at < after; at += 512)
-        cp_async_16(shared_address(stage + at), initial.data + at, true);
-      cp_async_commit();
-    }
+  char* const token = shared_memory();
+  char* const stage = token + cut.stage - coord.v_tile * row_bytes;  // row v at v row_bytes
+  GatheredScalar scalar;
+  if (warp == 0) scalar = start_token(a, cut, coord, 0, lane, token);
+#pragma unroll 4
+  for (int at = first * row_bytes + 16 * lane; at < last * row_bytes; at += 512)
+    cp_async_16(shared_address(stage + at), initial.data + at, true);
+  const RingSpan span = ring_span(a.ring.tokens, a.ring.previous != nullptr, position, previous, 1);
+  if (!takes_span(a, span, 1)) return cp_async_wait<0>();
+  const int found = span.position - span.base, begin = span.begin(span.position) - span.base;
+  char* const products = token + rc.groups;
+  const HeadRing<kN> ring{x,
+                          ring_head(a.ring, coord.slot, coord.hv, span.base),
+                          products,
+                          begin,
+                          found - begin,
+                          found,
+                          span.tokens,
+                          lane,
+                          rc.wide,
+                          x.rule.decay == Decay::kConstant ? static_cast<float>(constant_decay(coord.hv)) : 1.0f};
+  const int groups = ring.groups();
+  if (first < last)
+    load_ring_values(a, rc, ring.rows, found, first, first - coord.v_tile, last - first, per_warp, lane, 32);
+  cp_async_commit();
+  if (warp == 0) make_token<kGates>(a, cut, coord, 0, 0, scalar, own, lane, token, 1);
+  // Warp 0, which has the token, has the last group of four. A warp's first one comes last and stays in registers.
+  const int group = (warp + kStateWarps - 1) % kStateWarps;
+  float w[kRingGroup][kN];
+  FW_NO_UNROLL
+  for (int g = group + (groups - 1 - group) / kStateWarps * kStateWarps; g >= 0 && g < groups; g -= kStateWarps) {
+    float of_group[kN];
+    ring.group(g, w, of_group);
+    store_wide<kN>(products + 128 * kN * g + 4 * kN * lane, 0, of_group);
   }
   grid_dependency_launch();
   sync_threads();
-  if (warp == kStateWarps) return;
-  const char* const token = shared_memory();
+  const GatheredToken<kN> k(cut.gather, token, lane);
+  FW_NO_UNROLL
+  for (int g = group; g < groups; g += kStateWarps) {
+    float p[kN];
+    if (g != group) ring.group(g, w, p);
+    k.alpha(p);
+    ring.multiply(g + 1, groups, p);
+    group_coefficients<kN>(k, p, w, ring.size(g), a.ring.span, lane,
+                           reinterpret_cast<float*>(token + rc.coefs) + begin + kRingGroup * g);
+  }
+  if (warp == 0) {
+    float p[kN];
+    k.alpha(p);
+    ring.multiply(0, groups, p);
+    store_wide<kN>(token + rc.products + 4 * kN * lane, 0, p);
+    if (span.folds()) {
+      ring.fold_product(k, p);
+      store_wide<kN>(token + rc.products + 128 * kN + 4 * kN * lane, 0, p);
+    }
+  }
+  cp_async_wait<0>();
+  sync_threads();
   const float z_v = reinterpret_cast<const float*>(token + cut.gather.rw_at)[1];
-  const StateRef staged{stage, 1, x.K, initial.bf16}, final = state_of(a.final_state, coord.slot, coord.hv);
+  const Rows o_rows = rows_of(a.o, x.sequences, coord.n, coord.hv);
+  const bool whole = initial.bf16 == 0 && x.K == 32 * kN;
   FW_NO_UNROLL
   for (int v0 = first; v0 < last; v0 += kHeadRows) {
     const int rows = last - v0, row0 = v0 - coord.v_tile;
-    wait_for_copies((rows - 1) / kHeadRows);
-    sync_warp();
     float s[kHeadRows][kN] = {};
-    load_packed_rows<kN, kHeadRows>(staged, v0, rows, x.K, lane, s);
-    if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
+    if (whole && rows >= kHeadRows) {
+#pragma unroll
+      for (int i = 0; i < kHeadRows; ++i)
+        load_wide<kN>(token + cut.stage + 128 * kN * (row0 + i) + 4 * kN * lane, s[i]);
+    } else {
+      load_packed_rows<kN, kHeadRows>({stage, 1, x.K, initial.bf16}, v0, rows, x.K, lane, s);
+      if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
+    }
     ring_rows<kN, kHeadRows>(
-        a, cut, rc, coord, span, 1, v0, row0, rows, lane,
+        a, cut, rc, ring.rows, span, o_rows, 1, v0, row0, rows, lane,
         [&](int, int row) {
           return row < rows ? z_v * gathered_value<kGates>(x, cut.gather, token, row0 + row) : 0.0f;
         },
-        [&] { store_rows<kN, kHeadRows>(final, v0, rows, x.K, lane, s); }, s);
+        [&](int, int, auto&& u, float(&state)[kHeadRows][kN]) {
+          fold_rows<kN, kHeadRows>(span.tokens, token + rc.products + 128 * kN, lane,
+                                   typename HeadRing<kN>::Keys(ring, k), u, state);
+        },
+        [&] {
+          // The shuffle keeps the addresses where they are wanted: most tokens store nothing.
+          const int hv = shuffle(coord.hv, 0);
+          store_rows<kN, kHeadRows>(state_of(a.final_state, coord.slot, hv), v0, rows, x.K, lane, s);
+        },
+        s);
   }
+  if (warp == 0 && coord.v_tile == 0 && span.position >= span.kept())
+    store_ring_key<kN>(x.rule, x.K, x.V, k, ring.rows.row(found), lane);
 }
 
 // All that is in the ring, fold after fold. No kernel of decoding: the values of u come from memory.
@@ -285,7 +455,6 @@ __global__ void __launch_bounds__(kStateThreads) ring_fold_kernel(const __grid_c
   const int slot = start_slot(a.slots, n);
   if (slot < 0) return;
   const RingSpan span = span_of(a.ring, n, 0);
-  const RingHead ring = ring_head(a.ring, slot, hv);
   char *const keys = shared_memory(), *const decays = keys + 128 * kN * a.ring.tokens,
               *const product = decays + 128 * kN * a.ring.tokens;
   const StateRef state = state_of(a.state, slot, hv);
@@ -294,17 +463,18 @@ __global__ void __launch_bounds__(kStateThreads) ring_fold_kernel(const __grid_c
   FW_NO_UNROLL
   for (int base = span.base; base < span.position; base += a.ring.tokens) {
     const int end = base + a.ring.tokens < span.position ? base + a.ring.tokens : span.position;
+    const RingHead ring = ring_head(a.ring, slot, hv, base);
     sync_threads();
     if (warp == 0) {
-      load_ring_keys<kN>(a.rule, a.K, a.V, hv, ring, base, end, 0, 1, false, lane, keys, decays);
+      load_ring_keys<kN>(a.rule, a.K, a.V, hv, ring, end - base, 0, 1, false, lane, keys, decays);
       sync_warp();
       fold_ring_keys<kN>(a.rule, 0, end - base, lane, keys, decays, product);
     }
     sync_threads();
     fold_rows<kN, kRows>(
-        keys, end - base, product, lane,
+        end - base, product, lane, FoldedKeys<kN>{keys, lane},
         [&](int j, float(&values)[kRows]) {
-          const float* row = ring.row(base + j) + a.K;
+          const float* row = ring.row(j) + a.K;
 #pragma unroll
           for (int i = 0; i < kRows; ++i) values[i] = v0 + i < a.V ? row[v0 + i] : 0.0f;
         },
@@ -314,7 +484,7 @@ __global__ void __launch_bounds__(kStateThreads) ring_fold_kernel(const __grid_c
   if (span.base < span.position) store_state<kN, kRows>(state, v0, a.V, a.K, lane, s);
 }
 
-// tokens: of a call, at most.
+// key_warps: of token_ring_kernel; 0: token_ring_head_kernel, which has no rows of the ring but u.
 template <int kN>
 RingCut ring_cut(const TokenForwardArgs& args, const ForwardCut& cut, int tile, int key_warps) {
   const RingArg& ring = args.ring;
@@ -324,9 +494,10 @@ RingCut ring_cut(const TokenForwardArgs& args, const ForwardCut& cut, int tile, 
   RingCut rc;
   rc.tile = tile;
   rc.key_warps = key_warps;
-  rc.keys = after_tokens(cut, ring.length);
+  rc.keys = rc.groups = after_tokens(cut, ring.length);
   rc.decays = rc.keys + row * ring.span;
-  rc.products = rc.decays + (rule.decay == Decay::kChannel ? row * ring.span : aligned(4 * ring.span));
+  rc.products = key_warps == 0 ? rc.groups + row * ((ring.tokens - 1 + kRingGroup - 1) / kRingGroup)
+                               : rc.decays + (rule.decay == Decay::kChannel ? row * ring.span : aligned(4 * ring.span));
   rc.coefs = rc.products + row * (ring.length + 2);
   rc.u = rc.coefs + aligned(8 * ring.length * ring.span);
   rc.end = rc.u + 4 * tile * ring.span;
@@ -359,12 +530,12 @@ void launch_heads(const TokenForwardArgs& args, int parts, void* stream) {
   const int64_t blocks = static_cast<int64_t>(x.sequences.N) * x.HV, row = x.K * (x.initial_state.bf16 != 0 ? 2 : 4);
   ForwardCut cut = forward_cut<kN>(args, ((x.V + parts - 1) / parts + 7) / 8 * 8, x.group == 1 && parts == 1);
   const int per_warp = (cut.tile + kStateWarps * kHeadRows - 1) / (kStateWarps * kHeadRows) * kHeadRows;
-  const RingCut rc = ring_cut<kN>(args, cut, kStateWarps * per_warp, 1);
+  const RingCut rc = ring_cut<kN>(args, cut, kStateWarps * per_warp, 0);
   cut.stage = (rc.end + 127) / 128 * 128;
   launch_overlapped(
       x.fused.any() ? token_ring_head_kernel<kN, TokenGates::kLogits> : token_ring_head_kernel<kN, TokenGates::kValues>,
-      Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)},
-      32 * (kStateWarps + 1), static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut, rc);
+      Dim3{static_cast<unsigned>(blocks), static_cast<unsigned>((x.V + cut.tile - 1) / cut.tile)}, kStateThreads,
+      static_cast<size_t>(cut.stage + row * cut.tile), stream, args, cut, rc);
   precond_step(args, cut, kN, stream);
 }
 

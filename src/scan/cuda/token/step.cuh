@@ -33,6 +33,14 @@ struct TokenCoord {
   int n, hv, slot, v_tile;
 };
 
+// All but the last `pending` copies.
+FW_DEVICE void wait_for_copies(int pending) {
+  if (pending >= 3) return cp_async_wait<3>();
+  if (pending == 2) return cp_async_wait<2>();
+  if (pending == 1) return cp_async_wait<1>();
+  cp_async_wait<0>();
+}
+
 // Starts the copies of token t of the sequence to `to`, by a warp.
 FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& coord,
                                      int t, int lane, char* to) {
@@ -41,14 +49,16 @@ FW_DEVICE GatheredScalar start_token(const TokenForwardArgs& args, const Forward
                       (s.offsets != nullptr ? s.offsets[coord.n] : 0) + t, coord.slot, coord.hv, coord.v_tile, lane,
                       to);
 }
-// Makes it of them, by the same warp. tile: as put_token() has it.
+// Makes it of them, by the same warp. tile: as put_token() has it. pending: groups of other copies, started since.
 template <TokenGates kGates, int kN>
 FW_DEVICE void make_token(const TokenForwardArgs& args, const ForwardCut& cut, const TokenCoord& coord, int t, int tile,
-                          const GatheredScalar& scalar, const GateScalars<kN>& own, int lane, char* to) {
+                          const GatheredScalar& scalar, const GateScalars<kN>& own, int lane, char* to,
+                          int pending = 0) {
   const Problem& x = args.problem;
   const int key_head = coord.hv / x.group;
   const float center = cut.gather.makes_m ? precond_center(x, key_head) : 0.0f;
   finish_gather(scalar, to);
+  wait_for_copies(pending);
   sync_warp();
   if (cut.gather.makes_m) [[unlikely]] {
     float a[kN];
@@ -94,7 +104,7 @@ struct WarpState {
     read_stage<kN, kRows>(Stage<kN>(shared_memory() + cut.stage, kLogTile, initial.bf16), initial.bf16 != 0,
                           warp * kRows, a.problem.K, lane, s);
   }
-  // To a slot, of the final states or of the checkpoints; several times, if there are those or slots of tokens.
+  // To a slot, of the final states or of the checkpoints; several times, if there are those, slots of tokens or a ring.
   FW_DEVICE void store(const TokenForwardArgs& a, const ForwardCut& cut, const TokenCoord& coord, int slot, int warp,
                        int lane, bool checkpoint = false) const {
     const Problem& x = a.problem;
@@ -110,7 +120,8 @@ struct WarpState {
     named_barrier_sync(1, kStateThreads);
     stage_out<kN>(to, stage(cut, to), coord.v_tile, x.V, x.K, 32 * warp + lane, kStateThreads);
     // before the next one is written there
-    if (a.slots.tokens != nullptr || a.checkpoints.states.data != nullptr) named_barrier_sync(1, kStateThreads);
+    if (a.slots.tokens != nullptr || a.checkpoints.states.data != nullptr || a.ring.data != nullptr)
+      named_barrier_sync(1, kStateThreads);
   }
 
  private:
@@ -161,14 +172,6 @@ FW_DEVICE bool find_slot(const TokenForwardArgs& a, const ForwardCut& cut, Token
   for (int i = static_cast<int>(thread_index()); i < count; i += static_cast<int>(block_size()))
     store_element(o, i / columns, coord.v_tile + i % columns, 0);
   return false;
-}
-
-// All but the last `pending` copies.
-FW_DEVICE void wait_for_copies(int pending) {
-  if (pending >= 3) return cp_async_wait<3>();
-  if (pending == 2) return cp_async_wait<2>();
-  if (pending == 1) return cp_async_wait<1>();
-  cp_async_wait<0>();
 }
 
 // What the kernels have in common. A kernel of one block a head stores A itself.
