@@ -59,8 +59,14 @@ template <class Shape>
 FW_DEVICE void load_keys_to(const WorkTile<Shape>& c, int work_tile, int to_q, int to_k) {
   const Problem& x = c.args.problem;
   const Rows q = c.rows_at(x.in.q, work_tile), k = c.rows_at(x.in.k, work_tile);
-  load_row_tile<Shape::kTileK>(c, q, wide_rows(q) && x.K % 8 == 0, work_tile, 0, x.K, to_q);
-  load_row_tile<Shape::kTileK>(c, k, wide_rows(k) && x.K % 8 == 0, work_tile, 0, x.K, to_k);
+  const auto load = [&](const Rows& rows, int to) {
+    if (wide_rows(rows) && x.K % 8 == 0) {
+      copy_rows<Shape::kTileK>(c, rows, work_tile, 0, x.K, to);
+    } else {
+      load_row_tile<Shape::kTileK>(c, rows, false, work_tile, 0, x.K, to);
+    }
+  };
+  load(q, to_q), load(k, to_k);
 }
 
 template <class Shape>

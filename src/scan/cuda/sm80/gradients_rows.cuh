@@ -53,51 +53,12 @@ FW_DEVICE bool is_made(const WorkTile<Shape>& c) {
   return Shape::kDelta && c.args.v_is_dz && c.solved();
 }
 
-// load_tile() and load_row_tile() of bf16 rows, with what the compiler does not find: how often threads take turns, and
-// that a turn is a constant further.
-template <int kBytes, class Shape>
-FW_DEVICE void copy_tile(const WorkTile<Shape>& c, int to, const uint16_t* from) {
-  static_assert(kBytes % (16 * Shape::kThreads) == 0);
-  const uint32_t at = 16 * static_cast<uint32_t>(c.thread);
-  const char* p = reinterpret_cast<const char*>(from) + at;
-  FW_UNROLL
-  for (int i = 0; i < kBytes; i += 16 * Shape::kThreads)
-    cp_async_16(c.base + at + static_cast<uint32_t>(to + i), p + i, true);
-}
-template <int kColumns, class Shape>
-FW_DEVICE void copy_rows(const WorkTile<Shape>& c, const Rows& from, int work_tile, int column, int limit, int to) {
-  constexpr unsigned kAtoms = kColumns / 8;
-  constexpr int kRows = Shape::kThreads / static_cast<int>(kAtoms);
-  static_assert(kRows % 8 == 0);
-  const unsigned thread = static_cast<unsigned>(c.thread);
-  const int first = static_cast<int>(thread / kAtoms), in_tile = static_cast<int>(thread % kAtoms) * 8;
-  const int rows = column + in_tile < limit ? c.rows(work_tile) : 0;
-  const char* p = from.data + 2 * (first * from.stride + column + in_tile);
-  const uint32_t at = c.base + static_cast<uint32_t>(to) + sw128_offset(first, in_tile);
-  FW_UNROLL
-  for (int i = 0; i < kChunk / kRows; ++i, p += 2 * kRows * from.stride) {
-    const bool valid = first + i * kRows < rows;
-    cp_async_16(at + static_cast<uint32_t>(128 * kRows * i), valid ? p : from.data, valid);
-  }
-}
-
 template <class Shape>
 FW_DEVICE void load_keys(const WorkTile<Shape>& c, int work_tile) {
   const Problem& x = c.args.problem;
   copy_rows<Shape::kTileK>(c, c.rows_at(x.in.q, work_tile), work_tile, 0, x.K, Shape::kQ);
   copy_rows<Shape::kTileK>(c, c.rows_at(x.in.k, work_tile), work_tile, 0, x.K, Shape::kK);
 }
-template <class Shape>
-FW_DEVICE void load_stage(const WorkTile<Shape>& c, int work_tile, int block) {
-  const GradientArgs& x = c.args;
-  const int64_t tile = c.tile(work_tile) * c.blocks + block;
-  copy_tile<kSw128Bytes>(c, Shape::kW, x.w + tile * kSw128Elements);
-  copy_tile<kSw128Bytes>(c, Shape::kV, x.v + tile * kSw128Elements);
-  copy_tile<Shape::kStateBytes>(c, Shape::kState, x.states + tile * (64 * Shape::kTileK));
-  copy_tile<Shape::kStateBytes>(c, Shape::kDState, x.d_states + tile * (64 * Shape::kTileK));
-  copy_rows<kValueBlock>(c, c.rows_at(x.d_o, work_tile), work_tile, block * kValueBlock, x.problem.V, Shape::kOut);
-}
-
 // Bits of the numbers that a thread loads a work tile ahead: beta of its row, and (the last warp) two log-decays.
 struct RowBits {
   uint32_t beta = 0, g[2] = {};
@@ -495,7 +456,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   RowBits numbers;
   if (c.has(0)) {
     load_keys(c, 0);
-    load_stage(c, 0, 0);
+    load_value_block(c, 0, 0);
     numbers = load_rows_ahead(c, 0);
   }
   FW_NO_UNROLL
@@ -530,7 +491,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         tail = dot_states(c, 0, tail);
         sync_threads();  // the stage has been read
         if (block + 1 == c.blocks) continue;
-        load_stage(c, work_tile, block + 1);
+        load_value_block(c, work_tile, block + 1);
         finish_loads();
       }
       if (!made) load_keys(c, work_tile);
@@ -553,7 +514,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     sync_threads();  // sums of rows; shared memory may be loaded
     if (c.has(work_tile + 1)) {
       load_keys(c, work_tile + 1);
-      load_stage(c, work_tile + 1, 0);
+      load_value_block(c, work_tile + 1, 0);
       numbers = load_rows_ahead(c, work_tile + 1);
     }
     store_keys(c, work_tile, q, k, sums, make_slopes(c, work_tile));
