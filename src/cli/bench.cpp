@@ -14,6 +14,7 @@
 #include "cli/command.h"
 #include "cli/effects.h"
 #include "cli/json_output.h"
+#include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/ranks.h"
 #include "cli/run_config.h"
@@ -22,6 +23,7 @@
 #include "cli/start_model.h"
 #include "fastweight/fastweight.h"
 #include "model/sizes.h"
+#include "nn/decode_ring.h"
 #include "rule/rule.h"
 
 namespace fw::cli {
@@ -126,6 +128,7 @@ class Bench : public Command {
                 "time the model generating so many sequences side by side, greedily", ',');
     options.add("decode_seen", "N,N,...", &model_.decode_seen,
                 "tokens that each of them has seen before (without: 512); 256 more are timed at most", ',');
+    options.add("decode_ring", "N", &decode_ring_, decode_ring_help()).default_text.clear();
     options.add("prefill", "N", &model_.prefill, "time the model reading a prompt of N tokens; 0: do not");
     options.add(model_tables(), false);
   }
@@ -147,7 +150,7 @@ class Bench : public Command {
 
   std::string json_, device_ = "cpu", commit_, size_;
   StringList rules_;
-  int64_t threads_ = 0;
+  int64_t threads_ = 0, decode_ring_ = kRingTokens;
   bool train_ = false, decode_ = false, check_memory_ = true;
   RecurrenceBench recurrence_;
   ModelBench model_;
@@ -159,13 +162,15 @@ void Bench::check_options(const Options& options) {
   const StringList of_steps{"--batch", "--length",    "--accumulate", "--sums",
                             "--steps", "--recompute", "--memory",     "--moments"};
   const StringList of_models{"--train",       "--decode-model", "--decode-tokens", "--decode-sequences",
-                             "--decode-seen", "--prefill",      "--size"};
+                             "--decode-seen", "--decode-ring",  "--prefill",       "--size"};
   if (times_a_model()) {
     options.expect_only(always + of_steps + of_models + flags_of(model_tables()),
                         "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
     if (!train_) options.expect_without_effect(of_steps, "without --train");
     if (!decode_) options.expect_without_effect({"--decode-tokens"}, "without --decode-model");
     if (model_.decode_sequences.empty()) options.expect_without_effect({"--decode-seen"}, "without --decode-sequences");
+    if (!decode_ && model_.decode_sequences.empty())
+      options.expect_without_effect({"--decode-ring"}, "without --decode-model or --decode-sequences");
     if (launched().size == 1)
       options.expect_without_effect({"--sums"}, "in one process: it is of the gradients of several ranks");
   } else {
@@ -261,6 +266,7 @@ int Bench::run(Options& options) {
   report.update(
       {{"simd", fw_simd_target()}, {"threads", num_threads()}, {"cores", std::thread::hardware_concurrency()}});
   model_.device = device_;
+  if (options.given("decode_ring")) model_.decode_ring = decode_ring_;
   if (train_) report["train"] = device_ == "cuda" ? bench_train_device(model_, ranks) : bench_train(model_);
   if (decode_) report["decode"] = bench_decode(model_);
   if (generates()) report["generation"] = bench_generation(model_);

@@ -335,6 +335,7 @@ PlainJson bench_decode(const ModelBench& bench) {
     require_memory(parameter_count(bench.model) * sizeof(float), "the model",
                    "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   LanguageModel<float> model(bench.model, device_named(bench.device));
+  model.set_decode_ring(bench.decode_ring);
   Random random(1);
   model.init(random);
   const auto tokenizer = byte_tokenizer();
@@ -347,6 +348,7 @@ PlainJson bench_decode(const ModelBench& bench) {
       }
     });
   };
+  require_memory_of_decoding(model, 1, "--no-check-memory tries all the same");
   say("decoding: {}; {} tokens, {} threads\n", describe(bench.model), bench.decode_tokens, num_threads());
   std::fflush(stdout);
 
@@ -411,11 +413,16 @@ PlainJson bench_generation(const ModelBench& bench) {
     require_memory(parameter_count(bench.model) * sizeof(float), "the model",
                    "lower hidden_size or num_hidden_layers; --no-check-memory tries all the same");
   LanguageModel<float> model(bench.model, device);
+  model.set_decode_ring(bench.decode_ring);
   Random random(1);
   model.init(random);
   const auto tokenizer = byte_tokenizer();
   Sampling greedy;
   greedy.temperature = 0;
+  if (!bench.decode_sequences.empty()) {
+    require_memory_of_decoding(model, *std::ranges::max_element(bench.decode_sequences),
+                               "lower --decode-sequences; --no-check-memory tries all the same");
+  }
   const std::string on = bench.device == "cpu" ? fmt::format("{} threads", num_threads()) : device_info().name;
   say("generation: {}; {}\n", describe(bench.model), on);
   std::fflush(stdout);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,7 @@ struct ModelBench {
   ModelConfig model;
   int64_t batch = 16, length = 256, accumulate = 1, steps = 20, decode_tokens = 100000, prefill = 0;
   std::vector<int64_t> decode_sequences, decode_seen;
+  std::optional<int64_t> decode_ring;  // as LanguageModel::set_decode_ring() has it
   std::string device = "cpu";
   std::string recompute = "none", memory, moments = "auto";  // as the keys of training (train/config.def)
   std::string sums = "apart";                                // of several ranks

@@ -27,6 +27,7 @@
 #include "generate/chat.h"
 #include "generate/session.h"
 #include "generate/text_stream.h"
+#include "nn/decode_ring.h"
 #include "report/progress.h"
 #include "train/byte_source.h"
 #include "train/memory_plan.h"
@@ -78,7 +79,8 @@ class Generate : public Command {
            "--prompts gives does not depend on the other lines. --batch N makes N of these texts at a time, for which "
            "the model's weights are read once; "
            "matrix "
-           "products of more than 8 (on the CPU 4) sequences round differently than those of one. --conversation keeps "
+           "products of more than 8 (on the CPU 4) sequences round differently than those of one, and so do "
+           "recurrences with a ring (--ring). --conversation keeps "
            "the state from line to line of standard "
            "input; "
            "after a stop text it has seen that text too.\n\n"
@@ -139,6 +141,7 @@ class Generate : public Command {
     options.add("precision", "TYPE", &precision_, "operands of matrix products on the CPU: f32 or bf16").words = {
         "f32", "bf16"};
     options.add("decode_bits", "", &decode_bits_, decode_bits_help());
+    options.add("ring", "N", &ring_, decode_ring_help()).default_text.clear();
     options.add("json", "", &json_,
                 "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
@@ -171,7 +174,7 @@ class Generate : public Command {
   bool answered_ = false;  // the session ends with an answer
   bool conversation_ = false, echo_ = true, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false,
        decode_bits_ = false, check_memory_ = true;
-  int64_t samples_ = 1, threads_ = 0;
+  int64_t samples_ = 1, threads_ = 0, ring_ = kRingTokens;
   IntList end_tokens_;
   uint64_t seed_ = 1;
   GenerateOptions generate_;
@@ -221,6 +224,8 @@ void Generate::check(const Options& options) {
   if (!conversation_ && prompts_.empty() && (options.given("before") || options.given("after"))) {
     fail_usage("--before and --after: are for the lines of --prompts or --conversation, of which neither came");
   }
+  if (decode_bits_ && options.given("ring") && ring_ > 1)
+    fail_usage("--ring: expected 0 or 1 with --decode-bits, which a ring of more tokens does not keep, got {}", ring_);
   if (ignore_end_ && options.given("end_token"))
     fail_usage("--ignore-end and --end-token: expected one of them, both came");
   if (prompt_file_ == "-" && (prompts_ == "-" || conversation_)) {  // --prompts with a conversation is refused above
@@ -438,6 +443,7 @@ int Generate::run(Options& options) {
   if (!state_save_.empty()) check_output(options, "--state-save", state_save_, "--state-load");
   OpenModel open = open_model(model_, precision_, tokenizer_, device_, adapter_);
   open.model.set_decode_bits(decode_bits_);
+  if (options.given("ring")) open.model.set_decode_ring(ring_);
   const Tokenizer& tokenizer = *open.tokenizer;
   if (!ignore_end_) generate_.end_tokens = open.end_tokens;
   if (options.given("end_token")) {

@@ -36,6 +36,7 @@ void declare_adapter(Options& options, std::string& adapter);  // --adapter
 // For the help of an option --device.
 const char* device_help();
 const char* decode_bits_help();
+const char* decode_ring_help();
 // For the help of an option --tokenizer.
 const char* tokenizer_help();
 

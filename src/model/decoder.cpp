@@ -22,7 +22,8 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
  public:
   using W = Wide<T>;
 
-  RecordedDecoder(Network<T>& network, const Exec<T>& exec, fw_form form, ModelState<W>& state)
+  RecordedDecoder(Network<T>& network, const Exec<T>& exec, fw_form form, const std::optional<int64_t>& ring,
+                  ModelState<W>& state)
       : network_(network),
         device_(exec.device),
         state_(state),
@@ -40,6 +41,7 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
         logits_(device_, layout_.count() * vocab()),
         read_back_(device_.read_back(sizeof(Drawn) * static_cast<size_t>(layout_.count()))) {
     exec_.decode_bits = exec.decode_bits;
+    state_.use_rings(ring);
     offsets_.write(0, layout_.offsets());
     // Of the last token, as for sequences that have seen none: those without begin() then stay where the host thinks
     // that they are.
@@ -69,6 +71,10 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
     streams.recent = recent_.data(), streams.seen = seen_.data(), streams.positions = positions_.data();
     streams.ids = ids_.data(), streams.drawn = drawn_.data();
     streams.logprobs = logprobs;
+    if (StateRings<W>* rings = state_.rings()) {
+      streams.ring_positions = rings->positions();
+      streams.ring_tokens = static_cast<int32_t>(rings->tokens());
+    }
     exec_.sample_tokens(logits(), vocab_size, sampling, streams);
     read_back_->queue(drawn_.data());
   }
@@ -76,13 +82,13 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
   void step() override {
     network_.refresh_parameters(exec_);
     if (room_ == 0) {
-      state_.prepare(layout_, kCacheRows - 1);
+      state_.prepare(layout_, kCacheRows - 1, StateWrites::kRings);
       room_ = kCacheRows;
       if (views_ != state_.views()) recorded_.reset();
       views_ = state_.views();
     }
     --room_;
-    state_.advance(layout_);
+    state_.advance(layout_, StateWrites::kRings);
     if (recorded_ != nullptr) return recorded_->queue();
     pass();  // plans, memory and the library's algorithms are made here
     if (Profile::current() == nullptr) recorded_ = device_.record([this] { pass(); });
@@ -132,13 +138,15 @@ class RecordedDecoder final : public Decoder<Wide<T>> {
 
 template <class T>
 std::unique_ptr<Decoder<Wide<T>>> make_decoder(Network<T>& network, const Exec<T>& exec, fw_form form,
-                                               ModelState<Wide<T>>& state) {
-  return std::make_unique<RecordedDecoder<T>>(network, exec, form, state);
+                                               const std::optional<int64_t>& ring, ModelState<Wide<T>>& state) {
+  return std::make_unique<RecordedDecoder<T>>(network, exec, form, ring, state);
 }
 
-template std::unique_ptr<Decoder<float>> make_decoder(Network<float>&, const Exec<float>&, fw_form, ModelState<float>&);
+template std::unique_ptr<Decoder<float>> make_decoder(Network<float>&, const Exec<float>&, fw_form,
+                                                      const std::optional<int64_t>&, ModelState<float>&);
 template std::unique_ptr<Decoder<double>> make_decoder(Network<double>&, const Exec<double>&, fw_form,
-                                                       ModelState<double>&);
-template std::unique_ptr<Decoder<float>> make_decoder(Network<Bf16>&, const Exec<Bf16>&, fw_form, ModelState<float>&);
+                                                       const std::optional<int64_t>&, ModelState<double>&);
+template std::unique_ptr<Decoder<float>> make_decoder(Network<Bf16>&, const Exec<Bf16>&, fw_form,
+                                                      const std::optional<int64_t>&, ModelState<float>&);
 
 }  // namespace fw

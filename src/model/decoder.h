@@ -3,11 +3,12 @@
 // (Device::record: one CUDA graph on a GPU) and queued again for each. The host waits for nothing but what was drawn,
 // and that is there before the pass that reads it has begun. With sample(), step(), wait() in this order it may look at
 // a token, and stop, while the device works on the next one's logits. The state has then seen exactly the tokens that
-// were drawn.
+// were drawn. Where the state has rings (ModelState::use_rings), a step writes a row of each and not the matrix states.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "model/state.h"
@@ -43,9 +44,9 @@ template <class T>
 class Network;  // model/network.h
 
 // A decoder of the sequences of `state`, which it advances: on the device of exec, with its precision and bits. The
-// network, the device and the state outlive it.
+// network, the device and the state outlive it. ring: as ModelState::use_rings() has it.
 template <class T>
 std::unique_ptr<Decoder<Wide<T>>> make_decoder(Network<T>& network, const Exec<T>& exec, fw_form form,
-                                               ModelState<Wide<T>>& state);
+                                               const std::optional<int64_t>& ring, ModelState<Wide<T>>& state);
 
 }  // namespace fw

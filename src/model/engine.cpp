@@ -11,6 +11,7 @@
 #include "model/network.h"
 #include "model/read_rows.h"
 #include "nn/activations.h"
+#include "nn/decode_ring.h"
 #include "nn/observer.h"
 #include "nn/observer_on_host.h"
 #include "nn/recurrence.h"
@@ -49,6 +50,19 @@ class EngineOf final : public Engine<Wide<T>> {
   void set_decode_bits(bool on) override {
     form_ = on ? FW_FORM_DECODE : FW_FORM_AUTO;
     exec_.decode_bits = recompute_exec_.decode_bits = on;
+  }
+  const std::optional<int64_t>& decode_ring() const override { return decode_ring_; }
+  void set_decode_ring(const std::optional<int64_t>& tokens) override {
+    const int32_t position = 0;  // the plan of a ring does not read it
+    for (int64_t i = 0; tokens.value_or(0) > 0 && i < config_.num_hidden_layers; ++i) {
+      for (const StateTensor& tensor : config_.layer_state(i)) {
+        if (!tensor.recurrence || !has_ring(tensor.recurrence->rule, exec_.device.kind())) continue;
+        RecurrenceShape shape = *tensor.recurrence;
+        shape.ring = {*tokens, &position};
+        require_ring<T>(shape, 1, exec_.device);
+      }
+    }
+    decode_ring_ = tokens;
   }
   void adapt(Lora<W>* lora) override { network_.adapt(lora); }
   void observe(PassObserver<W>* observer) override {
@@ -168,7 +182,10 @@ class EngineOf final : public Engine<Wide<T>> {
   }
 
   std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override {
-    return make_decoder<T>(network_, exec_, form_, state);
+    // Passes with decoding's bits have those of steps that write the states.
+    const bool by_cost = !decode_ring_ && form_ != FW_FORM_DECODE;
+    return make_decoder<T>(network_, exec_, form_,
+                           by_cost ? decode_ring_ : std::optional<int64_t>(decode_ring_.value_or(0)), state);
   }
 
   std::vector<int64_t> take_expert_load() override { return network_.take_expert_load(); }
@@ -280,6 +297,7 @@ class EngineOf final : public Engine<Wide<T>> {
   Exec<W> wide_;
   Recurrences<T> recurrences_;
   fw_form form_ = FW_FORM_AUTO;
+  std::optional<int64_t> decode_ring_;
   Scratch reserved_;
   const void *first_byte_ = nullptr, *first_recompute_ = nullptr;  // of the arenas' first blocks
   std::optional<ObserverOnHost<T>> on_host_;                       // of activations that are not W

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/seq_layout.h"
@@ -34,6 +35,8 @@ class Engine {
   virtual void set_recompute(RecomputeLayers what) = 0;
   virtual void set_form(fw_form form) = 0;
   virtual void set_decode_bits(bool on) = 0;
+  virtual const std::optional<int64_t>& decode_ring() const = 0;
+  virtual void set_decode_ring(const std::optional<int64_t>& tokens) = 0;
   virtual void observe(PassObserver<W>* observer) = 0;
   virtual void adapt(Lora<W>* lora) = 0;  // passes compute these adapters; null: none
 

@@ -8,6 +8,8 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "model/engine.h"
+#include "nn/decode_ring.h"
+#include "scan/ring.h"
 
 namespace fw {
 namespace {
@@ -197,6 +199,28 @@ void LanguageModel<T>::set_decode_bits(bool on) {
         kind == LayerKind::kMesa ? "mesa" : "mamba3", i);
   }
   impl_->engine->set_decode_bits(on);
+}
+
+template <class T>
+void LanguageModel<T>::set_decode_ring(const std::optional<int64_t>& tokens) {
+  const int64_t given = tokens.value_or(0);
+  if (given < 0 || given > kMostRingTokens)
+    fail_usage("decode ring: expected 0 to {} tokens, got {}", kMostRingTokens, given);
+  bool used = given == 0;
+  for (int64_t i = 0; !used && i < config().num_hidden_layers; ++i) {
+    for (const StateTensor& tensor : config().layer_state(i))
+      used = used || (tensor.recurrence && has_ring(tensor.recurrence->rule, device().kind()));
+  }
+  if (!used) {
+    fail_usage("decode ring: expected 0 with this model, none of whose layers has a recurrence with a ring, got {}",
+               given);
+  }
+  impl_->engine->set_decode_ring(tokens);
+}
+
+template <class T>
+const std::optional<int64_t>& LanguageModel<T>::decode_ring() const {
+  return impl_->engine->decode_ring();
 }
 
 template <class T>

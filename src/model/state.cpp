@@ -8,7 +8,9 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "nn/decode_ring.h"
 #include "nn/mixers.h"
+#include "ops/backend.h"
 
 namespace fw {
 namespace {
@@ -69,8 +71,44 @@ ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences, Device& 
 }
 
 template <class T>
+ModelState<T>::ModelState(const ModelState& other) : device_(other.device_), sequences_(other.sequences_) {
+  other.fold();
+  layers_ = other.layers_;
+  views_ = other.views_;
+  positions_ = other.positions_;
+}
+
+template <class T>
+void ModelState<T>::use_rings(const std::optional<int64_t>& tokens) {
+  fold();
+  rings_.reset();
+  if (tokens == 0) return;
+  auto rings = std::make_unique<StateRings<T>>(*device_, sequences_, tokens.value_or(kRingTokens));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t j = 0; j < layers_[i].size(); ++j) {
+      const Tensor& tensor = layers_[i][j];
+      if (!tensor.spec.recurrence) continue;
+      RecurrenceShape shape = *tensor.spec.recurrence;
+      shape.v_first = is_v_first(tensor);
+      if (choose_ring(tokens, shape, sequences_, device_->kind(), row_limits(*device_)) > 0) rings->add(i, j, shape);
+    }
+  }
+  if (!rings->empty()) rings_ = std::move(rings);
+}
+
+template <class T>
+void ModelState<T>::fold() const {
+  if (rings_ == nullptr) return;
+  // A state with its ring and one without are the same state.
+  rings_->fold([&](size_t layer, size_t tensor) {
+    const void* states = layers_[layer][tensor].values.data();
+    return static_cast<T*>(const_cast<void*>(states));
+  });
+}
+
+template <class T>
 size_t ModelState<T>::bytes() const {
-  size_t n = 0;
+  size_t n = rings_ == nullptr ? 0 : rings_->bytes();
   for (const std::vector<Tensor>& layer : layers_) {
     for (const Tensor& tensor : layer) {
       n += static_cast<size_t>(tensor.values.size());
@@ -89,6 +127,7 @@ void ModelState<T>::reset() {
     }
   }
   std::fill(positions_.begin(), positions_.end(), 0);
+  if (rings_ != nullptr) rings_->clear();
 }
 
 template <class T>
@@ -153,9 +192,10 @@ void ModelState<T>::write(const Tensor& tensor, std::span<const T> values, Buffe
 }
 
 template <class T>
-void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead) {
+void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead, StateWrites writes) {
   if (layout.count() != sequences_)
     fail_internal("model state: {} sequences prepare for a layout of {}", sequences_, layout.count());
+  if (writes == StateWrites::kStates) fold();
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t j = 0; j < layers_[i].size(); ++j) {
       Tensor& tensor = layers_[i][j];
@@ -164,6 +204,7 @@ void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead) {
           grow(tensor, n, positions_[static_cast<size_t>(n)] + layout.length(n) + ahead);
       }
       views_[i][j] = view(tensor);
+      if (writes == StateWrites::kRings && rings_ != nullptr) rings_->show(i, j, views_[i][j]);
     }
   }
 }
@@ -173,6 +214,7 @@ void ModelState<T>::put(int64_t n, const ModelState& one) {
   if (one.sequences_ != 1 || n < 0 || n >= sequences_ || one.device_ != device_ || one.layers_.size() != layers_.size())
     fail_internal("model state: a state of {} sequences cannot become sequence {} of {}", one.sequences_, n,
                   sequences_);
+  one.fold();
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t j = 0; j < layers_[i].size(); ++j) {
       Tensor& to = layers_[i][j];
@@ -188,6 +230,7 @@ void ModelState<T>::put(int64_t n, const ModelState& one) {
     }
   }
   positions_[static_cast<size_t>(n)] = one.positions_[0];
+  if (rings_ != nullptr) rings_->clear(n);
 }
 
 template <class T>
@@ -225,6 +268,7 @@ std::vector<T> ModelState<T>::rows(const Tensor& tensor) const {
 
 template <class T>
 std::vector<T> ModelState<T>::values(int64_t layer, const std::string& name) const {
+  fold();
   for (const Tensor& tensor : layers_[static_cast<size_t>(layer)]) {
     if (tensor.spec.name == name) return rows(tensor);
   }
@@ -232,10 +276,11 @@ std::vector<T> ModelState<T>::values(int64_t layer, const std::string& name) con
 }
 
 template <class T>
-void ModelState<T>::advance(const SeqLayout& layout) {
+void ModelState<T>::advance(const SeqLayout& layout, StateWrites writes) {
   if (layout.count() != sequences_)
     fail_internal("model state: {} sequences advance by a layout of {}", sequences_, layout.count());
   for (int64_t n = 0; n < sequences_; ++n) positions_[static_cast<size_t>(n)] += layout.length(n);
+  if (writes == StateWrites::kRings && rings_ != nullptr) rings_->advance();
 }
 
 template <class T>
@@ -250,6 +295,7 @@ std::string ModelState<T>::layout() const {
 
 template <class T>
 void ModelState<T>::add_to(SafetensorsWriter& writer, const std::string& rule, const std::string& model_hash) const {
+  fold();
   writer.set_metadata("state_layout", layout());
   writer.set_metadata("state_dtype", kDtypeName<T>);
   writer.set_metadata("state_rule", rule);
@@ -316,6 +362,7 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
     fail_usage("'{}': expected {} state tensors for {} layers, got {}", path, expected, layers.size(), found);
   layers_ = std::move(layers);
   positions_ = std::move(positions);
+  if (rings_ != nullptr) rings_->clear();
 }
 
 template <class T>

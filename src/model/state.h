@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -15,6 +17,7 @@
 #include "base/safetensors.h"
 #include "base/seq_layout.h"
 #include "model/config.h"
+#include "model/state_rings.h"
 #include "nn/layer_state.h"
 
 namespace fw {
@@ -26,21 +29,37 @@ bool bf16_activations(const Device& device) {
   return std::is_same_v<T, float> && device.kind() == FW_DEVICE_CUDA;
 }
 
+// What the tokens of a pass change of a matrix state that has a ring: the state, or as in decoding the ring alone.
+enum class StateWrites { kStates, kRings };
+
 // T is float or double, whatever the activations are.
 template <class T>
 class ModelState {
  public:
   // All zero, caches empty; in the memory of the device of the model that it is for.
   ModelState(const ModelConfig& config, int64_t sequences, Device& device = host_device());
+  // A copy has no rings; what they hold of `other` is folded first.
+  ModelState(const ModelState& other);
+  ModelState(ModelState&&) noexcept = default;
+  ModelState& operator=(const ModelState& other) { return *this = ModelState(other); }
+  ModelState& operator=(ModelState&&) noexcept = default;
+  ~ModelState() = default;
   Device& device() const { return *device_; }
   int64_t sequences() const { return sequences_; }
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
   // Tokens seen by each sequence [N]. The model calls advance() once after a pass, when all its layers have read them.
   const std::vector<int64_t>& positions() const { return positions_; }
-  void advance(const SeqLayout& layout);
+  void advance(const SeqLayout& layout, StateWrites writes = StateWrites::kStates);
   // Makes room in the caches for the tokens of a pass, and of each sequence for `ahead` more. Until the next call, or
   // until the state is copied or moved, layer(i) is what the pass works on.
-  void prepare(const SeqLayout& layout, int64_t ahead = 0);
+  void prepare(const SeqLayout& layout, int64_t ahead = 0, StateWrites writes = StateWrites::kStates);
+  // Rings for passes of one token a sequence, for the recurrences that have one (nn/decode_ring.h): of `tokens` tokens,
+  // 0 for none, or as the cost of each says. Everything else that reads or replaces states folds or drops what rings
+  // hold, so only those passes see them. A fold at another position than the ring's end changes the rounding of later
+  // tokens.
+  void use_rings(const std::optional<int64_t>& tokens);
+  // Null where no recurrence has a ring. A decoder's sampler counts their positions on.
+  StateRings<T>* rings() { return rings_.get(); }
   // What all layers work on: passes that find it unchanged may be recorded ones.
   const std::vector<std::vector<StateView>>& views() const { return views_; }
   // Sequence n becomes a copy of the only one of `one`, a state of the same model; prepare() comes before the next
@@ -85,6 +104,7 @@ class ModelState {
     Tensor& operator=(Tensor&&) noexcept = default;
     ~Tensor() = default;
   };
+  void fold() const;           // what rings hold; the values stay, but for rounding
   std::string layout() const;  // for the metadata
   std::vector<int64_t> file_shape(const Tensor& tensor, const std::vector<int64_t>& positions) const;
   std::vector<T> rows(const Tensor& tensor) const;  // as its file has them
@@ -99,6 +119,7 @@ class ModelState {
   std::vector<std::vector<Tensor>> layers_;
   std::vector<std::vector<StateView>> views_;
   std::vector<int64_t> positions_;
+  std::unique_ptr<StateRings<T>> rings_;
 };
 
 }  // namespace fw

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "nn/recurrence_shape.h"
 #include "ops/ops.h"
 
 namespace fw {
@@ -22,6 +24,8 @@ struct StateTensor {
   std::vector<int64_t> shape;  // of one sequence; of one page of a cache
   bool wide = false;           // of the type of statistics (Wide<T>), not of activations
   bool v_first = false;        // [heads, K, V], but on a GPU, where it is [heads, V, K]
+  // The recurrence whose matrix states it holds, where steps may have a ring of the last tokens (decode_ring.h).
+  std::optional<RecurrenceShape> recurrence = std::nullopt;
   int64_t size() const {
     int64_t n = 1;
     for (const int64_t s : shape) n *= s;
@@ -53,6 +57,9 @@ struct StateView {
   // kCache: [N, per_sequence] pages, with room for the tokens of the pass
   void* const* table = nullptr;
   int64_t per_sequence = 0, rows = 0, width = 0;  // kRing (one page, at `data`), kCache: as Pages has them
+  // Of steps that write no state: the ring [N, HV, step_ring.tokens, ring_width()]; null: none
+  void* ring = nullptr;
+  StepRing step_ring = {};
   bool operator==(const StateView&) const = default;
 };
 
@@ -69,6 +76,9 @@ class LayerState {
   // Null without state and for index -1: a tensor that this mixer did not declare.
   T* data(int index) const { return static_cast<T*>(at(index).data); }
   Wide<T>* wide(int index) const { return static_cast<Wide<T>*>(at(index).data); }
+  // Of a recurrence's states; without a ring null and one of 0 tokens.
+  Wide<T>* ring(int index) const { return static_cast<Wide<T>*>(at(index).ring); }
+  StepRing step_ring(int index) const { return at(index).step_ring; }
   Pages<T> pages(int index) const {
     const StateView& view = at(index);
     // A table of pages is one of pointers, whatever they point to.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/error.h"
 #include "base/plan_device.h"
 #include "base/threads.h"
@@ -28,27 +29,49 @@ void check(fw_status status, const char* what) {
   fail_internal("{}: {}", what, fw_last_error());
 }
 
+// All but sequences, tokens and ring.
+template <class T>
+fw_desc make_desc(const RecurrenceShape& shape, const Device& device) {
+  fw_desc desc;
+  fw_desc_init(&desc);
+  desc.rule = to_c(shape.rule);
+  desc.gates = to_c(shape.gates);
+  desc.dtype = kDtype<Wide<T>>;
+  if (std::is_same_v<T, Bf16>) desc.io_dtype = desc.operands = FW_BF16;
+  desc.device = device.kind();
+  desc.stream = device.stream();
+  desc.form = shape.form;
+  desc.scale = shape.scale;
+  desc.H = shape.heads;
+  desc.HV = shape.v_heads;
+  desc.K = shape.key_dim;
+  desc.V = shape.value_dim;
+  desc.state_layout = shape.v_first ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
+  return desc;
+}
+
+// A batch of `sequences` with `tokens` each.
+fw_desc of_batch(fw_desc desc, int64_t sequences, int64_t tokens, const StepRing& ring) {
+  desc.B = sequences;
+  desc.T = tokens;
+  desc.seqlens.num_sequences = 0;
+  desc.ring.tokens = desc.ring.rows = ring.tokens;
+  desc.ring.positions = ring.positions;
+  return desc;
+}
+
 }  // namespace
 
 template <class T>
 Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout, const Device& device)
-    : sequences_(layout.count()), specs_(token_specs(shape.rule)), single_tokens_(layout.single_tokens()) {
-  fw_desc_init(&desc_);
-  desc_.rule = to_c(shape.rule);
-  desc_.gates = to_c(shape.gates);
-  desc_.dtype = kDtype<Wide<T>>;
-  if (std::is_same_v<T, Bf16>) desc_.io_dtype = desc_.operands = FW_BF16;
-  desc_.device = device.kind();
-  desc_.stream = device.stream();
-  desc_.form = shape.form;
-  desc_.scale = shape.scale;
+    : desc_(make_desc<T>(shape, device)),
+      ring_(shape.ring.tokens),
+      ring_width_(ring_width(shape)),
+      sequences_(layout.count()),
+      specs_(token_specs(shape.rule)),
+      single_tokens_(layout.single_tokens()) {
   desc_.B = 1;
   desc_.T = layout.tokens();
-  desc_.H = shape.heads;
-  desc_.HV = shape.v_heads;
-  desc_.K = shape.key_dim;
-  desc_.V = shape.value_dim;
-  desc_.state_layout = shape.v_first ? FW_STATE_V_FIRST : FW_STATE_K_FIRST;
   desc_.seqlens.bits = 64;
   desc_.seqlens.cu_seqlens = layout.offsets().data();
   desc_.seqlens.num_sequences = layout.count();
@@ -56,11 +79,7 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.seqlens.cu_seqlens = nullptr;  // the plan has its own
   if (!single_tokens_ || layout.count() == 0) return;
   // A batch of one token each, so that no table of the sequences goes to the device with every step.
-  fw_desc step = desc_;
-  step.B = layout.count();
-  step.T = 1;
-  step.seqlens.num_sequences = 0;
-  step_plan_ = make_plan_handle(step, true, step_sizes_);
+  step_plan_ = make_plan_handle(of_batch(desc_, layout.count(), 1, shape.ring), true, step_sizes_);
 }
 
 template <class T>
@@ -181,7 +200,7 @@ double moved(const Mat<X>& o, const void* saved, size_t saved_bytes) {
 
 template <class T>
 void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved,
-                            Arena& arena) const {
+                            Arena& arena, Wide<T>* ring) const {
   const bool step = single_tokens_ && saved == nullptr && sequences_ > 0;
   const size_t workspace_bytes = step ? step_sizes_.forward : saved != nullptr ? sizes_.forward_saving : sizes_.forward;
   const Arena::Mark mark = arena.mark();
@@ -198,6 +217,7 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
   c_out.o = heads_tensor(o, desc_.HV, step);
   c_out.final_state = contiguous(final_s, state_shape());
   c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
+  c_out.ring = contiguous(ring, {sequences_, desc_.HV, ring_, ring_width_});
   if (step) {
     check(fw_plan_step(step_plan_.get(), &c_in, &c_out, workspace, workspace_bytes), "recurrence step");
   } else {
@@ -232,6 +252,37 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wi
   arena.rewind(mark);
 }
 
+template <class W>
+void fold_rings(const RecurrenceShape& shape, int64_t sequences, W* states, W* rings, Device& device) {
+  if (only_plans(device) || sequences == 0) return;
+  fw_desc desc = of_batch(make_desc<W>(shape, device), sequences, 0, shape.ring);
+  desc.form = FW_FORM_TOKEN;
+  fw_inputs in;
+  fw_inputs_init(&in);
+  const bool v_first = shape.v_first;
+  in.initial_state = contiguous(states, {sequences, shape.v_heads, v_first ? shape.value_dim : shape.key_dim,
+                                         v_first ? shape.key_dim : shape.value_dim});
+  fw_outputs out;
+  fw_outputs_init(&out);
+  out.final_state = in.initial_state;
+  out.ring = contiguous(rings, {sequences, shape.v_heads, shape.ring.tokens, ring_width(shape)});
+  fw_sizes sizes;
+  fw_sizes_init(&sizes);
+  check(fw_workspace_query(&desc, &sizes), "workspace of a fold");
+  Buffer<std::byte> workspace(device, static_cast<int64_t>(sizes.forward));
+  check(fw_forward(&desc, &in, &out, nullptr, 0, workspace.data(), sizes.forward), "fold of rings");
+}
+
+template <class T>
+void require_ring(const RecurrenceShape& shape, int64_t sequences, const Device& device) {
+  const fw_desc desc = of_batch(make_desc<T>(shape, device), sequences, 1, shape.ring);
+  fw_plan* plan = nullptr;
+  const fw_status status = fw_plan_create(&desc, 1, &plan);
+  fw_plan_destroy(plan);
+  if (status == FW_ERROR_ARGUMENT) fail_usage("decode ring: {}", fw_last_error());
+  check(status, "plan of a ring");
+}
+
 namespace {
 
 // With several rows a token.
@@ -264,5 +315,10 @@ template class Recurrence<Bf16>;
 template class Recurrences<float>;
 template class Recurrences<double>;
 template class Recurrences<Bf16>;
+template void fold_rings(const RecurrenceShape&, int64_t, float*, float*, Device&);
+template void fold_rings(const RecurrenceShape&, int64_t, double*, double*, Device&);
+template void require_ring<float>(const RecurrenceShape&, int64_t, const Device&);
+template void require_ring<double>(const RecurrenceShape&, int64_t, const Device&);
+template void require_ring<Bf16>(const RecurrenceShape&, int64_t, const Device&);
 
 }  // namespace fw

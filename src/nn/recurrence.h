@@ -13,9 +13,8 @@
 #include "base/mat.h"
 #include "base/seq_layout.h"
 #include "fastweight/fastweight.h"
+#include "nn/recurrence_shape.h"
 #include "ops/ops.h"
-#include "rule/gates.h"
-#include "rule/rule.h"
 #include "rule/tokens.h"
 
 namespace fw {
@@ -35,18 +34,6 @@ struct RecurrenceInputs {
   Wide<T>* a = nullptr;               // initial preconditioner state [N, H, K]
 };
 
-// What a recurrence is, but for its sequences.
-struct RecurrenceShape {
-  Rule rule;
-  int64_t heads = 0, v_heads = 0, key_dim = 0, value_dim = 0;
-  fw_form form = FW_FORM_AUTO;
-  double scale = 0;      // of the read vector; 0: K^-1/2
-  int64_t rows = 1;      // that a token of the layout has in the tensors, one after the other
-  Gates gates = {};      // those that are logits
-  bool v_first = false;  // states are [N, HV, V, K], which a GPU's kernels read fastest
-  bool operator==(const RecurrenceShape&) const = default;
-};
-
 template <class T>
 class Recurrence {
  public:
@@ -55,9 +42,9 @@ class Recurrence {
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte
   // aligned) or null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each
-  // take the decode step.
-  void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved,
-               Arena& arena) const;
+  // take the decode step. ring [N, HV, ring tokens, ring_width()]: of a shape with one, whose final_s is in.s.
+  void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena,
+               Wide<T>* ring = nullptr) const;
   // Overwrites what grads names. Without saved the forward pass is run again.
   void backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, const RecurrenceInputs<T>& grads, const void* saved,
                 Arena& arena) const {
@@ -80,12 +67,22 @@ class Recurrence {
   static PlanHandle make_plan_handle(const fw_desc& desc, bool step, fw_sizes& sizes);
 
   fw_desc desc_;
+  int64_t ring_, ring_width_;    // rows of the steps' ring (0: none), numbers of each
   PlanHandle plan_, step_plan_;  // step: of sequences of one token each, else null
   fw_sizes sizes_, step_sizes_;
   int64_t sequences_;
   std::array<TokenSpec, kTokenTensors> specs_;
   bool single_tokens_;
 };
+
+// What lies in the rings of N sequences goes into their states [N, HV, K, V] (or [N, HV, V, K]), in place. shape.ring
+// has the positions of the next tokens. A device that only plans does nothing.
+template <class W>
+void fold_rings(const RecurrenceShape& shape, int64_t sequences, W* states, W* rings, Device& device);
+
+// Throws Error(kUsage) where the library has no such ring for a step on the device, with its reason.
+template <class T>
+void require_ring(const RecurrenceShape& shape, int64_t sequences, const Device& device);
 
 // The recurrences of a model's layers on its device, planned once as long as the sequences stay the same. Layers of one
 // shape share one, forward and backward, and so do the passes of a run.

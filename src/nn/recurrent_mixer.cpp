@@ -275,8 +275,10 @@ void RecurrentMixer<T>::ranks_forward(const Pass<T>& pass, Context& c) const {
 }
 
 template <class T>
-const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass, const Gates& gates) const {
-  RecurrenceShape shape{spec_.rule, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim, pass.form};
+const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass, const Gates& gates, const StepRing& ring) const {
+  RecurrenceShape shape = recurrence_of(spec_);
+  shape.form = pass.form;
+  shape.ring = ring;
   shape.v_first = pass.exec.device.kind() == FW_DEVICE_CUDA;
   shape.gates = gates;
   return pass.recurrences.of(shape, pass.layout.host);
@@ -362,7 +364,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   gates_forward(pass, c);
   correct_read(pass, c);
 
-  const Recurrence<T>& recurrence = planned(pass, c.inside);
+  const Recurrence<T>& recurrence = planned(pass, c.inside, state.step_ring(state_.s));
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   Wide<T>*s = state.wide(state_.s), *a = state.wide(state_.a);
   c.tokens.s =
@@ -374,7 +376,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   if (pass.keep && recurrence.saved_bytes() > 0)
     c.saved = of_recurrence.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(of_recurrence, tokens, spec_.value_size());
-  recurrence.forward(c.tokens, c.o, s, a, c.saved, arena);
+  recurrence.forward(c.tokens, c.o, s, a, c.saved, arena, state.ring(state_.s));
   if (pass.observer != nullptr) {
     pass.observer->recurrence({spec_.rule, pass.layout.host, spec_.heads, spec_.v_heads, spec_.key_dim, spec_.value_dim,
                                c.tokens, c.o, 0, pass.exec.device.kind() == FW_DEVICE_CUDA});

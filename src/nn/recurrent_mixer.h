@@ -112,6 +112,9 @@ struct Projections {
 // so that a configuration's size can be checked first.
 std::vector<ParamSpec> mixer_parameters(const RecurrentMixerSpec& spec, const std::string& prefix);
 
+// Its recurrence, but for form, gates and layout.
+RecurrenceShape recurrence_of(const RecurrentMixerSpec& spec);
+
 // What it remembers: s [HV, K, V], K-first; a [H, K], the preconditioner's, where the rule has one; tail [W-1,
 // conv_channels()], the convolution's last inputs, q | k | v, oldest first, where W > 1.
 std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec);
@@ -141,7 +144,7 @@ class RecurrentMixer final : public Mixer<T> {
   // does so in passes of a GPU that are kept for backward, where its kernels do so in both directions
   // (scan/cuda/pipeline.h: prepare_fuses_gates(), gradients_fuse_gates()). Nothing: it takes values.
   Gates gates_inside(const Pass<T>& pass) const;
-  const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates) const;
+  const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates, const StepRing& ring = {}) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;
   void gates_forward(const Pass<T>& pass, Context& c) const;
   void ranks_forward(const Pass<T>& pass, Context& c) const;

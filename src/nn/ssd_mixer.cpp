@@ -26,9 +26,11 @@ SsdMixer<T>::SsdMixer(const SsdSpec& spec, const std::string& prefix, Params<Wid
 namespace {
 
 template <class T>
-const Recurrence<T>& planned(const Pass<T>& pass, const SsdSpec& spec) {
-  return pass.recurrences.of({SsdSpec::rule(), spec.groups, spec.heads, spec.state, spec.head_dim, pass.form, 1.0},
-                             pass.layout.host);
+const Recurrence<T>& planned(const Pass<T>& pass, const SsdSpec& spec, const StepRing& ring = {}) {
+  RecurrenceShape shape = recurrence_of(spec);
+  shape.form = pass.form;
+  shape.ring = ring;
+  return pass.recurrences.of(shape, pass.layout.host);
 }
 
 // Views of what the convolution gives, or of the gradient of it.
@@ -66,13 +68,13 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   exec.time_step_forward(c.proj.col_range(inner + channels, spec_.heads), params.value(a_log_), params.value(dt_bias_),
                          c.tokens.write_gate, c.tokens.g);
 
-  const Recurrence<T>& recurrence = planned(pass, spec_);
+  const Recurrence<T>& recurrence = planned(pass, spec_, state.step_ring(0));
   Wide<T>* s = state.wide(0);
   c.tokens.s = pass.keep ? new_copy<T, Wide<T>>(exec, s, sequences * spec_.heads * spec_.state * spec_.head_dim) : s;
   if (pass.keep && recurrence.saved_bytes() > 0)
     c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, inner);
-  recurrence.forward(c.tokens, c.o, s, nullptr, c.saved, arena);
+  recurrence.forward(c.tokens, c.o, s, nullptr, c.saved, arena, state.ring(0));
   exec.head_add_forward(c.tokens.v, params.value(skip_), spec_.head_dim, c.o);
 
   c.gated = new_matrix<T>(arena, tokens, inner);

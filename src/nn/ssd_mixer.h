@@ -33,6 +33,8 @@ struct SsdSpec {
 // A_log, D, dt_bias [H], in_proj.weight [columns, d], conv1d.weight [channels, 1, W], conv1d.bias, norm.weight [H P],
 // out_proj.weight [d, H P], with `prefix` before the names.
 std::vector<ParamSpec> mixer_parameters(const SsdSpec& spec, const std::string& prefix);
+// Its recurrence, but for the form.
+RecurrenceShape recurrence_of(const SsdSpec& spec);
 // What it remembers: s [H, N, P]; tail [W-1, channels], the convolution's last inputs, x | B | C, oldest first, where W
 // > 1.
 std::vector<StateTensor> mixer_state(const SsdSpec& spec);

@@ -27,8 +27,13 @@ std::vector<ParamSpec> mixer_parameters(const SsdSpec& spec, const std::string& 
   };
 }
 
+RecurrenceShape recurrence_of(const SsdSpec& spec) {
+  return {SsdSpec::rule(), spec.groups, spec.heads, spec.state, spec.head_dim, FW_FORM_AUTO, 1.0};
+}
+
 std::vector<StateTensor> mixer_state(const SsdSpec& spec) {
   std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.heads, spec.state, spec.head_dim}, true}};
+  list[0].recurrence = recurrence_of(spec);
   if (spec.conv_size > 1) list.push_back({"tail", StateKind::kMatrix, {spec.conv_size - 1, spec.conv_channels()}});
   return list;
 }

@@ -34,6 +34,9 @@ struct DrawStreams {
   int32_t* ids = nullptr;
   Drawn* drawn = nullptr;  // [N]
   bool logprobs = false;
+  // [N]: of the last token in the rings of recurrences (nn/decode_ring.h), counted on round ring_tokens; null: no ring
+  int32_t* ring_positions = nullptr;
+  int32_t ring_tokens = 1;
 };
 
 }  // namespace fw

@@ -204,9 +204,10 @@ size_t plan_pass(const ModelConfig& config, int64_t tokens) {
   return device.peak_bytes() - parameters;
 }
 
-size_t plan_decoding(const ModelConfig& config, int64_t sequences) {
-  PlanDevice device;
+size_t plan_decoding(const ModelConfig& config, int64_t sequences, const std::optional<int64_t>& ring, fw_device kind) {
+  PlanDevice device(kind);
   LanguageModel<float> model(config, device);
+  model.set_decode_ring(ring);
   const size_t parameters = device.bytes();
   ModelState<float> states(config, sequences, device);
   const std::unique_ptr<Decoder<float>> decoder = model.decoder(states);
@@ -229,7 +230,7 @@ void require_memory_of_pass(const LanguageModel<float>& model, int64_t tokens, c
 
 void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice) {
   if (model.device().kind() != FW_DEVICE_CPU || !memory_is_checked()) return;
-  const double bytes = static_cast<double>(plan_decoding(model.config(), sequences)) + kBesidePass;
+  const double bytes = static_cast<double>(plan_decoding(model.config(), sequences, model.decode_ring())) + kBesidePass;
   require_memory(bytes, fmt::format("to write {} texts side by side", sequences), advice);
 }
 

@@ -217,6 +217,28 @@ TEST_F(Generate, ABatchGivesWhatEachTextGivesAlone) {
   EXPECT_EQ(run(command({"--samples", "2", "--batch", "0"})).code, 2);
 }
 
+// Of a text, of texts side by side, and of a conversation whose state is kept in the middle of a ring.
+TEST_F(Generate, ARingGivesTheTextOfSteps) {
+  const Args one{"--prompt", "and the ", "--tokens", "40", "--greedy"};
+  const std::string steps = text(one + Args{"--ring", "0"});
+  EXPECT_EQ(text(one), steps) << "the CPU has none of itself";
+  for (const char* ring : {"1", "2", "16", "64"}) EXPECT_EQ(text(one + Args{"--ring", ring}), steps) << ring;
+  const Args several{"--prompt", "and the ", "--tokens", "30", "--samples", "5", "--seed", "2"};
+  EXPECT_EQ(text(several + Args{"--ring", "1", "--batch", "3"}), text(several));
+  EXPECT_EQ(text(several + Args{"--ring", "6", "--batch", "3"}), text(several + Args{"--ring", "6"}));
+  for (const char* ring : {"0", "6"}) {
+    const Args first{"--prompt", "the ", "--tokens", "9", "--greedy", "--ring", ring, "--state-save", path("ringed")};
+    EXPECT_EQ(run(command(first)).code, 0);
+    // Nobody sees from a state whether there was a ring.
+    const Args next{"--state-load", path("ringed"), "--tokens", "20", "--greedy"};
+    EXPECT_EQ(text(next + Args{"--ring", "0"}), text(next + Args{"--ring", "6"})) << ring;
+  }
+  EXPECT_THAT(run(command(one + Args{"--ring", "65"})).err, HasSubstr("decode ring: expected 0 to 64 tokens, got 65"));
+  EXPECT_THAT(run(command(one + Args{"--ring", "2", "--decode-bits"})).err,
+              HasSubstr("--ring: expected 0 or 1 with --decode-bits"));
+  EXPECT_EQ(text(one + Args{"--ring", "1", "--decode-bits"}), text(one + Args{"--decode-bits"}));
+}
+
 TEST_F(Generate, AnotherSeedWithALoadedState) {
   ASSERT_EQ(
       run(command({"--prompt", "the state ", "--tokens", "0", "--seed", "7", "--state-save", path("seeded")})).code, 0);

@@ -13,6 +13,8 @@
 #include "base/temp_folder.h"
 #include "generate/session.h"
 #include "model/language_model.h"
+#include "nn/decode_ring.h"
+#include "nn/recurrence.h"
 #include "ops/backend.h"
 #include "ops/cpu/sampling.h"
 #include "ops/device_check.h"
@@ -181,7 +183,11 @@ Draws draw(Device& device, const std::vector<double>& logits, int64_t vocab, int
   Buffer<int32_t> ring(device, N * kMostRecent), ids(device, N);
   Buffer<int64_t> seen(device, N), positions(device, N);
   Buffer<Drawn> drawn(device, N);
+  // Those of a decoder's ring of three tokens: counted on round it.
+  Buffer<int32_t> in_ring(device, N);
   for (int64_t n = 0; n < N; ++n) {
+    const auto before = static_cast<int32_t>(n % 3);
+    in_ring.write(n, {&before, 1});
     // The ring has gone round, so that the window lies over its end.
     const std::vector<int32_t>& list = recent[static_cast<size_t>(n)];
     const int64_t count = kMostRecent + static_cast<int64_t>(list.size()) / 2;
@@ -196,7 +202,11 @@ Draws draw(Device& device, const std::vector<double>& logits, int64_t vocab, int
   streams.recent = ring.data(), streams.seen = seen.data(), streams.positions = positions.data(),
   streams.ids = ids.data(), streams.drawn = drawn.data();
   streams.logprobs = true;
+  if (vocab != 1) streams.ring_positions = in_ring.data(), streams.ring_tokens = 3;
   on.exec.sample_tokens(rows.mat(), vocab, sampling, streams);
+  const std::vector<int32_t> of_ring = in_ring.to_vector();
+  for (int64_t n = 0; n < N; ++n)
+    EXPECT_EQ(of_ring[static_cast<size_t>(n)], vocab != 1 ? (n + 1) % 3 : n % 3) << "sequence " << n;
   for (const int64_t position : positions.to_vector()) EXPECT_EQ(position, 1);
   const std::vector<int32_t> left = ids.to_vector();
   for (int64_t n = 0; n < N; ++n) {
@@ -533,6 +543,146 @@ TEST_P(Decoders, UnusedSlotsChangeNothing) {
 TEST_P(Decoders, ABatchHasAtLeastOneSlot) {
   LanguageModel<float> model = model_of(config_of("gated_deltanet2", {"recurrent"}), device());
   EXPECT_NE(error_of([&] { SessionBatch(model, *tokenizer_, 0); }).find("at least 1"), std::string::npos);
+}
+
+// With a ring that is folded after every token the bits are those without one; with a longer one ids are the same and
+// logits are near. A prompt comes in the middle of the ring, and the state goes to a file there.
+TEST_P(Decoders, ARingIsTheStatesThatItSpares) {
+  for (const OneModel& one : decoder_models()) {
+    if (one.name == "experts" || one.name == "hybrid") continue;  // their other layers have no ring
+    SCOPED_TRACE(one.name);
+    LanguageModel<float> model = model_of(one.config, device());
+    const TempFolder folder;
+    struct Text {
+      std::vector<int32_t> ids;
+      std::vector<float> logits;  // of all tokens
+      std::vector<float> state;   // of the first layer with one
+    };
+    const auto text_of = [&](std::optional<int64_t> ring) {
+      model.set_decode_ring(ring);
+      ModelState<float> state(one.config, 1, device());
+      std::vector<float> last(260);
+      const Mat<float> logits(last.data(), 1, 260);
+      const std::vector<int32_t> prompt = some_ids(11, 3), more = some_ids(5, 4);
+      model.forward_last(prompt, SeqLayout({0, 11}), state, logits);
+      const auto decoder = model.decoder(state);
+      decoder->begin(0, last, prompt);
+      Text text;
+      for (int64_t i = 0; i < 13; ++i) {
+        if (i == 6) {
+          model.forward_last(more, SeqLayout({0, 5}), state, logits);
+          decoder->begin(0, last, more);
+        }
+        const double uniform = 0;
+        decoder->sample(256, {0.0, 0, 1.0}, {&uniform, 1}, false);
+        decoder->step();
+        text.ids.push_back(decoder->wait()[0].id);
+        decoder->read_logits(0, last);
+        text.logits.insert(text.logits.end(), last.begin(), last.end());
+      }
+      const std::string path = folder.path("state");
+      state.save(path, one.config.rule, model.hash());
+      ModelState<float> loaded(one.config, 1, device());
+      loaded.load(path, one.config.rule, model.hash());
+      EXPECT_EQ(loaded.positions(), std::vector<int64_t>{29});
+      for (int64_t layer = 0; layer < state.layers() && text.state.empty(); ++layer) {
+        text.state = state.values(layer, "s");
+        EXPECT_EQ(loaded.values(layer, "s"), text.state);
+      }
+      return text;
+    };
+    const Text steps = text_of(0), folded = text_of(1);
+    EXPECT_EQ(folded.ids, steps.ids);
+    EXPECT_EQ(folded.logits, steps.logits);
+    EXPECT_EQ(folded.state, steps.state);
+    // Of models, as model_test has it for bf16 activations, and ring_test of the recurrence for float32.
+    const double bound = device().kind() == FW_DEVICE_CUDA ? 3e-2 : 1e-4;
+    for (const int64_t ring : {4, 16}) {
+      const Text got = text_of(ring);
+      const auto near = [&](std::span<const float> x, std::span<const float> y, const char* what) {
+        expect_near({x.begin(), x.end()}, {y.begin(), y.end()}, bound, what);
+      };
+      // Up to a token where two are as likely: then each goes its own way.
+      const size_t same =
+          static_cast<size_t>(std::mismatch(got.ids.begin(), got.ids.end(), steps.ids.begin()).first - got.ids.begin());
+      ASSERT_GT(same, 0U);
+      near(std::span(got.logits).first(same * 260), std::span(steps.logits).first(same * 260), "logits");
+      if (same == steps.ids.size()) {
+        near(got.state, steps.state, "states");
+      } else {
+        const auto before = std::span(steps.logits).subspan((same - 1) * 260, 260);
+        const double largest = *std::ranges::max_element(before, {}, [](float x) { return std::abs(x); });
+        EXPECT_NEAR(before[static_cast<size_t>(got.ids[same])], before[static_cast<size_t>(steps.ids[same])],
+                    bound * std::abs(largest))
+            << "token " << same;
+      }
+    }
+  }
+}
+
+// What says which rules have a ring agrees with the library, which also has room for one of each size of head.
+TEST_P(Decoders, RulesHaveTheRingThatTheLibraryHas) {
+  const int32_t position = 0;
+  const fw_device kind = device().kind();
+  for (const Preset& p : presets()) {
+    for (const int64_t dim : {8, 64, 128, 256}) {
+      RecurrenceShape shape{p.rule, 2, 2, dim, dim};
+      shape.v_first = kind == FW_DEVICE_CUDA;
+      shape.ring = {kRingTokens, &position};
+      const bool found = error_of([&] { require_ring<float>(shape, 9, device()); }).empty();
+      EXPECT_EQ(found, has_ring(p.rule, kind)) << p.name << ' ' << dim;
+    }
+  }
+}
+
+// By cost a GPU has one where more sequences than few decode with large heads, and never with decoding's bits.
+TEST_P(Decoders, ManySequencesHaveARingByCost) {
+  ModelConfig config = config_of("gated_deltanet", {"recurrent", "attention"});
+  config.num_heads = 16, config.head_dim = 128;
+  config.attention.num_heads = config.attention.num_kv_heads = 1, config.attention.head_dim = 8;
+  LanguageModel<float> model(config, device());
+  const auto tokens_of = [&](int64_t sequences) {
+    ModelState<float> states(config, sequences, device());
+    const auto decoder = model.decoder(states);
+    return states.rings() == nullptr ? 0 : states.rings()->tokens();
+  };
+  const bool gpu = device().kind() == FW_DEVICE_CUDA;
+  EXPECT_EQ(tokens_of(9), gpu ? 16 : 0);
+  EXPECT_EQ(tokens_of(8), 0);
+  model.set_decode_ring(0);
+  EXPECT_EQ(tokens_of(9), 0);
+  model.set_decode_ring(3);
+  EXPECT_EQ(tokens_of(1), 3);
+  model.set_decode_ring(std::nullopt);
+  model.set_decode_bits(true);
+  EXPECT_EQ(tokens_of(9), 0);
+}
+
+// Slots that begin at other times are at other places of their rings.
+TEST_P(Decoders, SlotsOfARingHaveTheBitsOfEachAlone) {
+  const ModelConfig config = config_of("gated_deltanet", {"recurrent", "ssd"});
+  LanguageModel<float> model = model_of(config, device());
+  model.set_decode_ring(4);
+  std::vector<Session> sessions;
+  for (size_t i = 0; i < 3; ++i) {
+    sessions.emplace_back(model, *tokenizer_, i + 1);
+    sessions[i].prefill(some_ids(3 + 4 * i, i));
+  }
+  SessionBatch batch(model, *tokenizer_, 2);
+  std::vector<std::vector<int32_t>> got(3), want(3);
+  size_t first = 0;
+  batch.put(0, sessions[0]);
+  batch.put(1, sessions[1]);
+  for (int i = 0; i < 13; ++i) {
+    if (i == 6) batch.put(0, sessions[first = 2]);  // in the middle of the ring of the text before
+    const std::span<const Drawn> drawn = batch.next(kDrawn, false);
+    got[first].push_back(drawn[0].id);
+    got[1].push_back(drawn[1].id);
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    while (want[i].size() < got[i].size()) want[i].push_back(sessions[i].next(kDrawn));
+    EXPECT_EQ(got[i], want[i]) << "text " << i;
+  }
 }
 
 }  // namespace

@@ -181,6 +181,53 @@ TEST_F(SessionTest, ACopyGoesOnByItself) {
   EXPECT_EQ(generate(fork, 30), expected);
 }
 
+// With a ring that is in its middle when the session is saved, forked, or reads more. It holds tokens then that are not
+// in the state.
+TEST_F(SessionTest, WithARingItIsTheSameSession) {
+  LanguageModel<float> model = random_model(small_model());
+  const auto conversation = [&](std::optional<int64_t> ring) {
+    model.set_decode_ring(ring);
+    Session session(model, *tokenizer_, 3);
+    std::vector<int32_t> said;
+    for (const size_t turn : {20U, 1U, 7U}) {
+      session.prefill(some_ids(turn));
+      const std::vector<int32_t> answer = generate(session, 21, kGreedy);
+      said.insert(said.end(), answer.begin(), answer.end());
+    }
+    return said;
+  };
+  const std::vector<int32_t> steps = conversation(0);
+  EXPECT_EQ(conversation(1), steps);
+  EXPECT_EQ(conversation(16), steps);
+
+  model.set_decode_ring(8);
+  Session session(model, *tokenizer_, 3);
+  session.prefill(some_ids(50));
+  const size_t without = session.state_bytes();
+  generate(session, 11);
+  EXPECT_GT(session.state_bytes(), without);
+  session.save(path("saved"));
+  Session fork = session;
+  EXPECT_EQ(fork.state_bytes(), without) << "a fork has rings of its own when it generates";
+  Session other(model, *tokenizer_, 1234);
+  generate(other, 5);
+  other.load(path("saved"));
+  const auto expected = generate(session, 40);
+  EXPECT_EQ(generate(other, 40), expected);
+  EXPECT_EQ(generate(fork, 40), expected);
+  // In a slot beside others, whose rings are elsewhere.
+  SessionBatch batch(model, *tokenizer_, 2);
+  Session third(model, *tokenizer_, 1);
+  third.load(path("saved"));
+  Session stranger(model, *tokenizer_, 5);
+  batch.put(0, stranger);
+  for (int i = 0; i < 3; ++i) batch.next(kSampling, false);
+  batch.put(1, third);
+  std::vector<int32_t> beside;
+  for (int i = 0; i < 40; ++i) beside.push_back(batch.next(kSampling, false)[1].id);
+  EXPECT_EQ(beside, expected);
+}
+
 TEST_F(SessionTest, TheStateDoesNotGrow) {
   LanguageModel<float> model = random_model(small_model());
   Session session(model, *tokenizer_, 3);

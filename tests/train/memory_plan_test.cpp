@@ -277,6 +277,59 @@ TEST(MemoryPlan, TakesNothingItself) {
   EXPECT_EQ(plan.moments, 2 * plan.gradients);
 }
 
+size_t decoding_peak(const ModelConfig& config, int64_t sequences, int64_t ring) {
+  CountingHost host;
+  LanguageModel<float> model(config, host);
+  Random random(1);
+  model.init(random);
+  model.set_decode_ring(ring);
+  ModelState<float> states(config, sequences, host);
+  const std::unique_ptr<Decoder<float>> decoder = model.decoder(states);
+  for (int i = 0; i < 20; ++i) {
+    decoder->sample(config.vocab_size, {}, std::vector<double>(static_cast<size_t>(sequences), 0.5), false);
+    decoder->step();
+    decoder->wait();
+  }
+  return host.peak();
+}
+
+// To the byte: rings of 64 sequences, and their positions.
+TEST(MemoryPlan, DecodingHasItsRings) {
+  ModelConfig config = tiny_model();
+  config.num_heads = 2, config.num_v_heads = 4, config.head_dim = 16;
+  constexpr int64_t kSequences = 64;
+  const auto rings = [&](int64_t tokens, int64_t decays) {
+    const int64_t row = 16 + 16 + decays;
+    return static_cast<size_t>(kSequences) *
+           (sizeof(float) * static_cast<size_t>(config.num_hidden_layers * 4 * tokens * row) + sizeof(int32_t));
+  };
+  const auto decays_of = [](const std::string& rule) {
+    return rule == "kda" ? int64_t{16} : rule == "retnet" ? int64_t{0} : int64_t{1};
+  };
+  for (const char* rule : {"gated_deltanet", "kda", "retnet"}) {
+    config.rule = rule;
+    for (const fw_device kind : {FW_DEVICE_CPU, FW_DEVICE_CUDA}) {
+      const size_t without = plan_decoding(config, kSequences, 0, kind);
+      for (const int64_t tokens : {1, 5, 16, 64}) {
+        EXPECT_EQ(plan_decoding(config, kSequences, tokens, kind), without + rings(tokens, decays_of(rule)))
+            << rule << ' ' << tokens;
+      }
+      EXPECT_EQ(plan_decoding(config, kSequences, std::nullopt, kind), without) << "such small heads gain nothing";
+    }
+    EXPECT_EQ(decoding_peak(config, kSequences, 16), decoding_peak(config, kSequences, 0) + rings(16, decays_of(rule)))
+        << rule << ", of a real run";
+  }
+  // By cost, a GPU has one.
+  config.rule = "gated_deltanet";
+  config.num_heads = config.num_v_heads = 16, config.head_dim = 128;
+  EXPECT_EQ(plan_decoding(config, kSequences, std::nullopt, FW_DEVICE_CUDA),
+            plan_decoding(config, kSequences, 16, FW_DEVICE_CUDA));
+  EXPECT_GT(plan_decoding(config, kSequences, std::nullopt, FW_DEVICE_CUDA),
+            plan_decoding(config, kSequences, 0, FW_DEVICE_CUDA));
+  EXPECT_EQ(plan_decoding(config, 8, std::nullopt, FW_DEVICE_CUDA), plan_decoding(config, 8, 0, FW_DEVICE_CUDA));
+  EXPECT_EQ(plan_decoding(config, kSequences, std::nullopt), plan_decoding(config, kSequences, 0));
+}
+
 // What is read or written without training has its memory too: states and passes, more with more of them.
 TEST(MemoryPlan, PassesAndSequencesThatAreNotOfAStep) {
   ModelConfig config = tiny_model();

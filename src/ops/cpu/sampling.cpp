@@ -147,6 +147,8 @@ void sample_tokens(const Exec<T>& exec, Mat<const T> logits, int64_t vocab, cons
     streams.ids[n] = std::max(drawn.id, 0);
     ring[seen++ % kMostRecent] = streams.ids[n];
     ++streams.positions[n];
+    if (streams.ring_positions != nullptr)
+      streams.ring_positions[n] = (streams.ring_positions[n] + 1) % streams.ring_tokens;
   }
 }
 

@@ -327,6 +327,8 @@ __global__ void __launch_bounds__(kThreads) sample_tokens_kernel(const __grid_co
   ring[seen % kMostRecent] = next;
   a.streams.seen[n] = seen + 1;
   a.streams.positions[n] += 1;
+  int32_t* const in_ring = a.streams.ring_positions;
+  if (in_ring != nullptr) in_ring[n] = in_ring[n] + 1 == a.streams.ring_tokens ? 0 : in_ring[n] + 1;
 }
 
 }  // namespace
