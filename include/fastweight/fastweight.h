@@ -272,13 +272,14 @@ typedef struct fw_checkpoints {
  * alone decide when it is folded: neither other sequences nor the cut into calls change a bit.
  *
  * To take tokens back, give `previous`, the positions of the call before. A call may then start at any position from
- * previous[n] on, and tokens are folded once no call can take them back. Nothing is copied.
+ * previous[n] on, and tokens are folded once no call can take them back.
  *
  * fw_forward with a ring first folds all of its tokens into initial_state, in place. Its final states are whole.
  *
  * Bits: those of fw_step where the position is a multiple of `tokens`, so with 1 all of them. Other tokens sum in
  * another order. A state of FW_BF16 is rounded once a fold. Rules with erase_write OWN have no ring. On CUDA
- * erase_state PREVIOUS needs decay SCALAR and an erase gate of one value. No call with a ring has gradients. */
+ * erase_state PREVIOUS needs decay SCALAR and an erase gate of one value, and the ring's strides are best multiples of
+ * 4 numbers. No call with a ring has gradients. */
 typedef struct fw_ring {
   int64_t tokens; /* from fold to fold, 1 to 64, at least those of a call's longest sequence; 0: no ring */
   int64_t rows;   /* of the ring, at least tokens + T - 1, with `previous` tokens + 2 T - 1; T: the most of a call */

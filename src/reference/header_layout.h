@@ -66,8 +66,9 @@ class GuardedBytes {
 template <class T>
 class Tensor {
  public:
-  // spare: of dims[1], rows at the end that are not the tensor's.
-  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, int64_t spare, fw_dtype dtype, fw_device device)
+  // spare: of dims[1], rows at the end that are not the tensor's. multiple: of all strides but the last.
+  Tensor(const std::vector<int64_t>& dims, int64_t row_padding, int64_t spare, fw_dtype dtype, fw_device device,
+         int64_t multiple = 1)
       : spare_(spare) {
     desc_.dtype = dtype;
     const bool narrow = dtype == FW_BF16 || dtype == FW_F16;
@@ -76,7 +77,7 @@ class Tensor {
     for (size_t i = dims.size(); i-- > 0;) {
       desc_.shape[i] = dims[i];
       desc_.stride[i] = stride;
-      stride = stride * dims[i] + row_padding;
+      stride = (stride * dims[i] + row_padding + multiple - 1) / multiple * multiple;
     }
     const size_t count = static_cast<size_t>(std::max<int64_t>(stride, 1));
     if (narrow) {
@@ -257,8 +258,10 @@ class Layout {
       shape.insert(shape.begin(), desc_.B);
     }
     if (state && run_.state_layout == FW_STATE_V_FIRST) std::swap(shape[2], shape[3]);
-    tensors_.push_back({name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0,
-                                                          tokens || state ? type_of(name) : kWide, run_.device)});
+    tensors_.push_back(
+        {name, std::make_unique<Tensor<T>>(shape, tokens ? run_.row_padding : 0, tokens ? spare() : 0,
+                                           tokens || state ? type_of(name) : kWide, run_.device,
+                                           std::string_view(name) == "ring" && run_.row_padding > 0 ? 4 : 1)});
     Tensor<T>& t = *tensors_.back().tensor;
     if (values != nullptr)
       t.set(state && run_.state_layout == FW_STATE_V_FIRST ? transposed(*values, p_.shape.K, p_.shape.V) : *values);

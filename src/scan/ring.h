@@ -4,8 +4,8 @@
 // With S the state in memory, P_j = a_{j+1} .. a_t the decays from ring token j to token t, and P_0 = a_1 .. a_t:
 //     Sbar^T e = S^T (P_0 e) + sum over j of ((P_j w_j) . e) u_j,   the same of r
 //     after L tokens, with t the last one: S = P_0 S + sum over j of (P_j w_j) u_j^T
-// Decays are multiplied from the newest token to the oldest. Products of factors of at most 1 take decays of 0 too,
-// where quotients of cumulated ones would not.
+// Decays are multiplied from the newest token to the oldest, on CUDA those of four tokens first. Products of factors of
+// at most 1 take decays of 0 too, where quotients of cumulated ones would not.
 #pragma once
 
 #include <cstdint>

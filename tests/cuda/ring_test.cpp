@@ -147,10 +147,13 @@ TEST(DeviceRing, WholeHeadsOfLongRings) {
       if (!bf16) EXPECT_TRUE(close(want, problem.forward(), kTokenBound, kTokenFloor)) << name;
       run.state_layout = FW_STATE_V_FIRST;
       EXPECT_TRUE(close(header_ring(problem, run, ring), want, 0)) << name;
+      run.row_padding = 4;
+      EXPECT_TRUE(close(header_ring(problem, run, ring), want, 0)) << name;
       HeaderRing other = ring;
       other.takes_back = true;
       other.spare_rows = 1;
       EXPECT_TRUE(close(header_ring(problem, run, other), want, 0)) << name;
+      run.row_padding = 0;
     }
   }
 #ifdef FW_CUDA_EMULATION

@@ -177,6 +177,7 @@ class Recurrence(unittest.TestCase):
             def replayed(tokens, per_call, takes_back=False, last=20):
                 state, precond = fresh()
                 ring = fwt.ring(rule, state, tokens=tokens, most_tokens=per_call, takes_back=takes_back)
+                self.assertEqual([stride % 4 for stride in ring.stride()], [0, 0, 0, 1], rule)
                 positions, previous, o, done = torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32), [], 0
                 while done < last:
                     stay = min(per_call, last - done)

@@ -501,7 +501,7 @@ def speculate(
 
 
 def ring(rule: str, state: torch.Tensor, *, tokens: int = 16, most_tokens: int = 1, takes_back: bool = False, state_v_first: bool = False) -> torch.Tensor:
-    """The ring of replay() for states of this shape: [N or slots, HV, rows, numbers of a token].
+    """The ring of replay() for states of this shape: [N or slots, HV, rows, numbers of a token], its rows at multiples of four numbers.
 
     tokens, most_tokens: as replay()'s `tokens`, and the most tokens of a sequence in one call. takes_back: `previous` will be given.
 
@@ -517,7 +517,8 @@ def ring(rule: str, state: torch.Tensor, *, tokens: int = 16, most_tokens: int =
     kinds = _library.header().enums["fw_decay"]
     numbers = K + V + (K if decay == kinds["channel"] else 1 if decay == kinds["scalar"] else 0)
     rows = tokens - 1 + (2 if takes_back else 1) * most_tokens
-    return torch.zeros(*state.shape[:2], rows, numbers, dtype=_calls.state_dtype(state.dtype), device=state.device)
+    padded = -(-numbers // 4) * 4
+    return torch.zeros(*state.shape[:2], rows, padded, dtype=_calls.state_dtype(state.dtype), device=state.device)[..., :numbers]
 
 
 def replay(

@@ -40,6 +40,11 @@ FW_DEVICE bool find_span(const TokenForwardArgs& a, const TokenCoord& coord, int
   return takes_span(a, span, length);
 }
 
+// What token t finds of the ring's keys: of e, of r.
+FW_DEVICE float* ring_coefs(const TokenForwardArgs& a, const RingCut& rc, int t, int of_r) {
+  return reinterpret_cast<float*>(shared_memory() + rc.coefs) + (2 * t + of_r) * a.ring.span;
+}
+
 // The key side of the call's tokens, by key warp `warp`. The block of the first values writes the ring's keys.
 template <int kN, TokenGates kGates>
 FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, const RingCut& rc,
@@ -66,7 +71,7 @@ FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, 
     const GatheredToken<kN> token(cut.gather, token_at(t), lane);
     const int at = span.position + t;
     ring_coefficients<kN>(rule, token, span.begin(at) - span.base, found + t, a.ring.span, lane, keys, decays,
-                          reinterpret_cast<float*>(shared + rc.coefs) + 2 * t * a.ring.span, products + 128 * kN * t);
+                          ring_coefs(a, rc, t, 0), products + 128 * kN * t);
     if (coord.v_tile == 0 && at >= span.kept()) store_ring_key<kN>(rule, x.K, x.V, token, ring.row(found + t), lane);
   }
   if (!span.folds()) return;
@@ -78,13 +83,14 @@ FW_DEVICE void make_ring_keys(const TokenForwardArgs& a, const ForwardCut& cut, 
                        products + 128 * kN * i);
 }
 
-// A warp's kRows rows from value v0 of the head on, row0 of the tile, through all tokens; `rows` of them exist. z(t,
-// row): of a row of the warp. s is the state; fold(first, i, u, s): the call's i-th fold, of the tokens from `first` on,
-// with u(j, values) as of fold_rows(). store() stores the new state, if it stays.
-template <int kN, int kRows, class Values, class Fold, class Store>
-FW_DEVICE void ring_rows(const TokenForwardArgs& a, const ForwardCut& cut, const RingCut& rc, const RingHead& ring,
-                         const RingSpan& span, const Rows& o_rows, int length, int v0, int row0, int rows, int lane,
-                         Values&& z, Fold&& fold, Store&& store, float (&s)[kRows][kN]) {
+// A warp's kRows rows from value v0 of the head on, row0 of the tile, through all tokens; `rows` of them exist.
+// Of a token: z(t, row) of a row of the warp, sum(t, first, last) what the lane adds of the ring's tokens `first` to
+// `last`, to(last) its row of the ring. s is the state. fold(first, i, u, s): the call's i-th fold, of the tokens from
+// `first` on, with u(j, values) as of fold_rows(). store() stores the new state, if it stays.
+template <int kN, int kRows, class Values, class Sum, class To, class Fold, class Store>
+FW_DEVICE void ring_rows(const TokenForwardArgs& a, const ForwardCut& cut, const RingCut& rc, const RingSpan& span,
+                         const Rows& o_rows, int length, int v0, int row0, int rows, int lane, Values&& z, Sum&& sum,
+                         To&& to, Fold&& fold, Store&& store, float (&s)[kRows][kN]) {
   char* const shared = shared_memory();
   float* const u = reinterpret_cast<float*>(shared + rc.u);
   const int row = row_of_lane<kRows>(lane), found = span.position - span.base;
@@ -127,50 +133,36 @@ FW_DEVICE void ring_rows(const TokenForwardArgs& a, const ForwardCut& cut, const
         sums[kRows + i] = of_r;
       }
     }
-    // Lanes below 16 have the sum of e, the others that of r; even lanes add every second token, odd ones the others.
-    float sum = scattered_sum(sums, lane);
-    if (last > first) {
-      constexpr int kUnroll = 4;
-      const int begin = first + lane % 2;
-      const float *coefs =
-                      reinterpret_cast<const float*>(shared + rc.coefs) + (2 * t + lane / 16) * a.ring.span + begin,
-                  *before = u + begin * rc.tile + row0 + row;
-      float of_ring = 0;
-      FW_NO_UNROLL
-      for (int j = begin; j < last; j += 2 * kUnroll, coefs += 2 * kUnroll, before += 2 * kUnroll * rc.tile) {
-#pragma unroll
-        for (int i = 0; i < kUnroll; ++i) {
-          if (j + 2 * i < last) of_ring = fmaf(coefs[2 * i], before[2 * i * rc.tile], of_ring);
-        }
-      }
-      sync_warp();
-      sum += of_ring + shuffle_xor(of_ring, 1);
-    }
-    const float other = shuffle_xor(sum, 16);
-    const float of_e = lane < 16 ? sum : other, of_r = lane < 16 ? other : sum;
+    // Lanes below 16 have the sum of e, the others that of r.
+    float own = scattered_sum(sums, lane);
+    if (last > first) own += sum(t, first, last);
+    const float other = shuffle_xor(own, 16);
+    const float of_e = lane < 16 ? own : other, of_r = lane < 16 ? other : own;
     const float residual = z(t, row) - of_e;
     if (writes) {
       if (o_rows.data != nullptr) store_element(o_rows, t, v0 + row, fmaf(token.rw, residual, of_r));
-      if (at >= span.kept()) ring.row(last)[a.problem.K + v0 + row] = residual;
+      if (at >= span.kept()) to(last)[a.problem.K + v0 + row] = residual;
     }
     if (has_row<kRows>(lane)) u[last * rc.tile + row0 + row] = residual;
     sync_warp();
   }
 }
 
-// Starts the copies of u of the `found` tokens in the ring, of `count` values from v0 on, to the tile's `room` rows from
-// row0 on, by `threads` threads.
+// Starts the copies of u of the `found` tokens in the ring, of `count` values from v0 on, by `threads` threads. To the
+// tile's `room` rows from row0 on.
 FW_DEVICE void load_ring_values(const TokenForwardArgs& a, const RingCut& rc, const RingHead& ring, int found, int v0,
                                 int row0, int count, int room, int thread, int threads) {
   const int first = a.problem.K + v0;
   float* const u = reinterpret_cast<float*>(shared_memory() + rc.u) + row0;
   if (rc.wide) {
     // a row of the ring to each `units` threads
-    const int units = room / 4, rows = threads / units, at = thread % units * 4;
+    const int units = room / 4, rows = static_cast<unsigned>(threads) / static_cast<unsigned>(units),
+              first_row = static_cast<unsigned>(thread) / static_cast<unsigned>(units),
+              at = 4 * (thread - first_row * units);
     const uint32_t base = shared_address(reinterpret_cast<char*>(u)) + 4 * static_cast<uint32_t>(at);
     if (thread >= rows * units) return;
     FW_NO_UNROLL
-    for (int j = thread / units; j < found; j += rows)
+    for (int j = first_row; j < found; j += rows)
       cp_async_16(base + 4 * static_cast<uint32_t>(j * rc.tile), ring.row(j) + first + (at < count ? at : 0),
                   at < count);
     return;
@@ -227,11 +219,23 @@ __global__ void __launch_bounds__(kStateThreads + 32 * kMostKeyWarps, kN == 8 ? 
   grid_dependency_launch();
   const int row0 = warp * kRows, v0 = coord.v_tile + row0;
   ring_rows<kN, kRows>(
-      a, cut, rc, ring, span, rows_of(a.o, x.sequences, coord.n, coord.hv), length, v0, row0, x.V - v0, lane,
+      a, cut, rc, span, rows_of(a.o, x.sequences, coord.n, coord.hv), length, v0, row0, x.V - v0, lane,
       [&](int t, int row) {
         return reinterpret_cast<const float*>(shared_memory() + t * cut.gather.bytes +
                                               cut.gather.at[kRowV])[row0 + row];
       },
+      // Even lanes add every second token, odd ones the others.
+      [&](int t, int begin, int end) {
+        const int part = begin + lane % 2;
+        const float* const coefs = ring_coefs(a, rc, t, lane / 16);
+        const float* const u = reinterpret_cast<const float*>(shared_memory() + rc.u) + row0 + row_of_lane<kRows>(lane);
+        float sum = 0;
+        FW_NO_UNROLL
+        for (int j = part; j < end; j += 2) sum = fmaf(coefs[j], u[j * rc.tile], sum);
+        sync_warp();
+        return sum + shuffle_xor(sum, 1);
+      },
+      [&](int j) { return ring.row(j); },
       [&](int begin, int i, auto&& u, float(&s)[kRows][kN]) {
         const char* const shared = shared_memory();
         fold_rows<kN, kRows>(span.tokens, shared + rc.products + 128 * kN * (a.ring.length + i), lane,
@@ -252,8 +256,8 @@ struct HeadRing {
 
   FW_DEVICE int groups() const { return (count + kRingGroup - 1) / kRingGroup; }
   FW_DEVICE int size(int group) const {
-    const int rest = count - kRingGroup * group;
-    return rest < kRingGroup ? rest : kRingGroup;
+    const int remaining = count - kRingGroup * group;
+    return remaining < kRingGroup ? remaining : kRingGroup;
   }
   FW_DEVICE void row(int j, float (&w)[kN], float (&alpha)[kN]) const {
     const float* const key = rows.row(j);
@@ -393,8 +397,7 @@ __global__ void __launch_bounds__(kStateThreads, head_blocks(kGates))
     if (g != group) ring.group(g, w, p);
     k.alpha(p);
     ring.multiply(g + 1, groups, p);
-    group_coefficients<kN>(k, p, w, ring.size(g), a.ring.span, lane,
-                           reinterpret_cast<float*>(token + rc.coefs) + begin + kRingGroup * g);
+    group_coefficients<kN>(k, p, w, ring.size(g), a.ring.span, lane, ring_coefs(a, rc, 0, 0) + begin + kRingGroup * g);
   }
   if (warp == 0) {
     float p[kN];
@@ -410,6 +413,8 @@ __global__ void __launch_bounds__(kStateThreads, head_blocks(kGates))
   sync_threads();
   const float z_v = reinterpret_cast<const float*>(token + cut.gather.rw_at)[1];
   const Rows o_rows = rows_of(a.o, x.sequences, coord.n, coord.hv);
+  const int to = ring.rows.index(found);
+  float z = 0, of_ring = 0;
   const bool whole = initial.bf16 == 0 && x.K == 32 * kN;
   FW_NO_UNROLL
   for (int v0 = first; v0 < last; v0 += kHeadRows) {
@@ -423,11 +428,28 @@ __global__ void __launch_bounds__(kStateThreads, head_blocks(kGates))
       load_packed_rows<kN, kHeadRows>({stage, 1, x.K, initial.bf16}, v0, rows, x.K, lane, s);
       if (initial.bf16 != 0) unpack_rows<kN, kHeadRows>(s);
     }
+    // Of 16 rows at once: a lane has the sum of e, or of r, of one row, and its z.
+    const int chunk = (v0 - first) % 16, row16 = lane % 16;
+    if (chunk == 0) {
+      const float* const coefs = ring_coefs(a, rc, 0, lane / 16);
+      const float* const u = reinterpret_cast<const float*>(token + rc.u) + row0 + row16;
+      const bool exists = row16 < rows;
+      z = exists ? z_v * gathered_value<kGates>(x, cut.gather, token, row0 + row16) : 0.0f;
+      float sums[2] = {};
+      if (exists) {
+#pragma unroll 4
+        for (int j = begin; j < found; j += 2) {
+          sums[0] = fmaf(coefs[j], u[j * rc.tile], sums[0]);
+          if (j + 1 < found) sums[1] = fmaf(coefs[j + 1], u[(j + 1) * rc.tile], sums[1]);
+        }
+      }
+      of_ring = sums[0] + sums[1];
+      sync_warp();
+    }
     ring_rows<kN, kHeadRows>(
-        a, cut, rc, ring.rows, span, o_rows, 1, v0, row0, rows, lane,
-        [&](int, int row) {
-          return row < rows ? z_v * gathered_value<kGates>(x, cut.gather, token, row0 + row) : 0.0f;
-        },
+        a, cut, rc, span, o_rows, 1, v0, row0, rows, lane, [&](int, int row) { return shuffle(z, chunk + row); },
+        [&](int, int, int) { return shuffle(of_ring, lane / 16 * 16 + chunk + row_of_lane<kHeadRows>(lane)); },
+        [&](int) { return ring.rows.data + to * ring.rows.stride; },
         [&](int, int, auto&& u, float(&state)[kHeadRows][kN]) {
           fold_rows<kN, kHeadRows>(span.tokens, token + rc.products + 128 * kN, lane,
                                    typename HeadRing<kN>::Keys(ring, k), u, state);

@@ -29,10 +29,8 @@ struct RingHead {
   float* data;
   int64_t stride;
   int rows, first;
-  FW_DEVICE float* row(int j) const {
-    const int at = first + j;
-    return data + (at < rows ? at : at - rows) * stride;
-  }
+  FW_DEVICE int index(int j) const { return first + j < rows ? first + j : first + j - rows; }
+  FW_DEVICE float* row(int j) const { return data + index(j) * stride; }
 };
 FW_DEVICE RingHead ring_head(const RingArg& ring, int slot, int hv, int base) {
   return {ring.data + slot * ring.stride_n + hv * ring.stride_h, ring.stride_r, ring.rows,
@@ -109,8 +107,8 @@ FW_DEVICE void store_ring_key(const Rule& rule, int K, int V, const GatheredToke
   store_channels({reinterpret_cast<char*>(row + K + V), 0, 0}, 0, lane * kN, rule.decay == Decay::kChannel ? K : 1, x);
 }
 
-// A group of `count` tokens, which load(i, w, alpha) has: keys times the decays after them in the group, and the product
-// of all of its decays.
+// A group of `count` tokens, which load(i, w, alpha) has: keys times the decays after them in the group, and the
+// product of all of its decays.
 template <int kN, class Load>
 FW_DEVICE void make_group(int count, Load&& load, float (&w)[kRingGroup][kN], float (&product)[kN]) {
   float alpha[kRingGroup][kN];

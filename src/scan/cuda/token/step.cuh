@@ -147,6 +147,7 @@ FW_DEVICE void prefetch_rows(const TokenForwardArgs& a, const TokenCoord& coord,
   if (has_slots(a.slots) || x.initial_state.stride_v != x.K) return;
   const StateRef state = state_of(x.initial_state, coord.n, coord.hv);
   const int row = x.K * (state.bf16 != 0 ? 2 : 4), end = (last < x.V ? last : x.V) * row;
+  FW_NO_UNROLL
   for (int at = first * row + 128 * lane; at < end; at += 4096) prefetch_line(state.data + at);
 }
 
