@@ -38,7 +38,7 @@ if [ "${2:-}" != --no-sanitizer ]; then
   for tool in memcheck racecheck synccheck initcheck; do
     tests='Small.*:*Decode.AttentionOf*/CudaBf16:*DeviceList.GatedLinear/CudaBf16:*DeviceList.NormedLinear/CudaBf16'
     # racecheck miscounts barriers there (docs/notes/2026-11-tools-and-compilers.md); the emulation under ThreadSanitizer looks for these races (make tsan).
-    [ "$tool" = racecheck ] && tests="$tests:-Small.CheckpointsAndFloat16"
+    [ "$tool" = racecheck ] && tests="$tests:-Small.CheckpointsAndFloat16:Small.Rings"
     run "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 --leak-check no "$build/tests/test_cuda" --gtest_filter="$tests"
   done
 fi

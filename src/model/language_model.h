@@ -66,7 +66,7 @@ class LanguageModel {
   // FW_FORM_DECODE then. Throws Error(kUsage) for layers of mesa and mamba3.
   void set_decode_bits(bool on);
   // Decoders that follow fold a ring of the last tokens into the states every `tokens` tokens (nn/decode_ring.h): 1 to
-  // 64, 0 for none. None given, which is the default: by cost. With 1 a token has the same bits as without a ring, with
+  // 64, 0 for none, which is the default. With 1 a token has the same bits as without a ring, with
   // more it rounds otherwise. Throws Error(kUsage) for other numbers, and where no layer of the model has a ring.
   void set_decode_ring(const std::optional<int64_t>& tokens);
   const std::optional<int64_t>& decode_ring() const;

@@ -82,15 +82,15 @@ template <class T>
 void ModelState<T>::use_rings(const std::optional<int64_t>& tokens) {
   fold();
   rings_.reset();
-  if (tokens == 0) return;
-  auto rings = std::make_unique<StateRings<T>>(*device_, sequences_, tokens.value_or(kRingTokens));
+  if (tokens.value_or(0) == 0) return;
+  auto rings = std::make_unique<StateRings<T>>(*device_, sequences_, *tokens);
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t j = 0; j < layers_[i].size(); ++j) {
       const Tensor& tensor = layers_[i][j];
       if (!tensor.spec.recurrence) continue;
       RecurrenceShape shape = *tensor.spec.recurrence;
       shape.v_first = is_v_first(tensor);
-      if (choose_ring(tokens, shape, sequences_, device_->kind(), row_limits(*device_)) > 0) rings->add(i, j, shape);
+      if (choose_ring(tokens, shape.rule, device_->kind()) > 0) rings->add(i, j, shape);
     }
   }
   if (!rings->empty()) rings_ = std::move(rings);

@@ -54,7 +54,7 @@ class ModelState {
   // until the state is copied or moved, layer(i) is what the pass works on.
   void prepare(const SeqLayout& layout, int64_t ahead = 0, StateWrites writes = StateWrites::kStates);
   // Rings for passes of one token a sequence, for the recurrences that have one (nn/decode_ring.h): of `tokens` tokens,
-  // 0 for none, or as the cost of each says. Everything else that reads or replaces states folds or drops what rings
+  // 0 or none given for none. Everything else that reads or replaces states folds or drops what rings
   // hold, so only those passes see them. A fold at another position than the ring's end changes the rounding of later
   // tokens.
   void use_rings(const std::optional<int64_t>& tokens);

@@ -7,7 +7,6 @@
 
 #include "fastweight/fastweight.h"
 #include "nn/recurrence_shape.h"
-#include "ops/backend.h"
 
 namespace fw {
 
@@ -21,22 +20,8 @@ bool has_ring(const Rule& rule, fw_device device);
 // ring, without the token's own tensors. ring_tokens 0: without a ring.
 double step_traffic(const RecurrenceShape& shape, int64_t ring_tokens);
 
-// Tokens of the ring for decoding `sequences` side by side, 0: none. A ring changes the last bits of a token. So there
-// is one choice for all numbers of sequences among which each has the same bits: up to rows.decode, and from there to
-// rows.swiglu. The latter count as kSomeSequences.
-//
-// | a ring of kRingTokens if all hold | |
-// |---|---|
-// | device | CUDA; on the CPU it is no faster |
-// | rule | has_ring() |
-// | sequences | more than rows.decode, up to which a sequence has the bits that it has alone |
-// | saved share of step_traffic() | a quarter or more |
-// | saved bytes of all heads | what a GPU moves in 2 us or more; launches take the time below that |
-int64_t ring_by_cost(const RecurrenceShape& shape, int64_t sequences, fw_device device, const RowLimits& rows);
-inline constexpr int64_t kSomeSequences = 16;
-
-// The number that was given, or that by cost; 0 where the rule has no ring.
-int64_t choose_ring(const std::optional<int64_t>& given, const RecurrenceShape& shape, int64_t sequences,
-                    fw_device device, const RowLimits& rows);
+// Tokens of the ring for decoding, 0: none. That is what nobody has asked for: on an H200 token/ring takes as long as the
+// step without it, though it moves two thirds of the bytes (docs/notes/2026-11-ring.md), and it changes last bits.
+int64_t choose_ring(const std::optional<int64_t>& given, const Rule& rule, fw_device device);
 
 }  // namespace fw

@@ -70,22 +70,22 @@ TEST(ChunkForm, EveryRuleMatchesTheReference) {
   }
 }
 
-// Rows of one number are as close as numbers of tokens are, and are no such.
-TEST(ChunkForm, OneChannel) {
+// Rows of one number are as close as numbers of tokens are, and are no such. Forward alone: of a normalised key of one
+// channel a gradient is what rounding leaves.
+TEST(TokenForm, OneChannel) {
   for (const Preset& p : presets()) {
-    if (lacks(p.rule)) continue;
-    for (const fw_form form : {FW_FORM_CHUNK, FW_FORM_TOKEN}) {
-      ProblemOptions options;
-      options.sequences = SeqLayout::uniform(1, 9);
-      options.H = options.HV = options.K = options.V = 1;
-      options.seed = rule_seed(p.rule, 3);
-      HeaderRun run = device_run(form);
-      run.bf16 = HeaderRun::Bf16Tensors::kAll;
-      const Problem problem = of_bf16_numbers(random_problem(p.rule, options));
-      SCOPED_TRACE(describe(problem));
-      EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
-      EXPECT_TRUE(close_conditioned(problem, header_backward(problem, run), problem.backward(), false));
-    }
+    if (lacks(p.rule) || p.rule.general_erase()) continue;
+    ProblemOptions options;
+    options.sequences = SeqLayout::uniform(2, 70);
+    options.H = options.HV = 2;
+    options.K = options.V = 1;
+    options.seed = rule_seed(p.rule, 3);
+    HeaderRun run = device_run(FW_FORM_TOKEN);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    const Problem problem = of_bf16_numbers(random_problem(p.rule, options));
+    SCOPED_TRACE(describe(problem));
+    EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), ChunkBounds{}.output, kChunkFloor));
+    header_backward(problem, run);  // guards around every buffer are looked at
   }
 }
 

@@ -139,10 +139,13 @@ TEST(DeviceGates, NumbersFormedByKernels) {
       const bool fused = given != GateActivation::kLowerBound || rule.decay == Decay::kChannel;
       const std::string text = text_of_call(problem, 2, 70);
       const bool direct = rule == preset("mamba2").rule;
-      EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, fused) << text;
-      EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos, fused && !direct)
-          << text;
-      EXPECT_EQ(text.find("kernels forward: gates") == std::string::npos, fused && !direct) << text;
+      if (on_hopper()) {
+        EXPECT_EQ(text.find("gradients made in gradients") != std::string::npos, fused) << text;
+        EXPECT_EQ(text.find("values made in prepare, gradients made in gradients") != std::string::npos,
+                  fused && !direct)
+            << text;
+        EXPECT_EQ(text.find("kernels forward: gates") == std::string::npos, fused && !direct) << text;
+      }
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       const ReferenceOutputs expected_out = problem.forward();

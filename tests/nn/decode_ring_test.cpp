@@ -13,8 +13,6 @@
 namespace fw {
 namespace {
 
-const RowLimits kRows = {8, 64};
-
 RecurrenceShape shape_of(const std::string& rule, int64_t heads, int64_t dim) {
   return {preset(rule).rule, heads, heads, dim, dim};
 }
@@ -56,84 +54,13 @@ TEST(DecodeRing, TrafficIsThatOfTheNote) {
   EXPECT_EQ(step_traffic(shape, 1), step_traffic(shape, 0) + 32);
 }
 
-TEST(DecodeRing, TheChoiceByCost) {
-  struct Case {
-    const char* rule;
-    int64_t heads, dim, sequences;
-    bool ring;
-  };
-  const Case cases[] = {
-      {"gated_deltanet", 16, 128, 64, true},
-      {"kda", 16, 128, 64, true},
-      {"mamba2", 16, 128, 64, true},
-      {"precond_gated_deltanet", 16, 128, 64, true},
-      {"gated_deltanet", 16, 128, 9, true},   // above the few sequences that have the bits of each alone
-      {"gated_deltanet", 16, 128, 8, false},  // just not
-      {"gated_deltanet", 64, 128, 8, false},  // however many heads they have
-      {"gated_deltanet", 16, 128, 1, false},
-      {"gated_deltanet", 8, 128, 9, true},    // counts as 16 sequences, which have 128 heads
-      {"gated_deltanet", 7, 128, 64, false},  // 112 heads: launches take the time
-      {"gated_deltanet", 7, 128, 65, true},   // 455 heads
-      {"kda", 8, 128, 64, false},             // a decay a channel: longer rows of the ring
-      {"kda", 8, 128, 65, true},
-      {"gated_deltanet", 9, 64, 65, false},     // 585 heads of 64 channels
-      {"gated_deltanet", 9, 64, 66, true},      // 594
-      {"gated_deltanet", 16, 32, 4096, false},  // the ring is nearly as long as the states
-      {"kda", 16, 64, 4096, true},
-      {"kda", 16, 32, 4096, false},
-      {"gated_deltanet", 3, 256, 9, true},
-      {"dplr", 16, 128, 64, false},  // no ring
-  };
-  for (const Case& c : cases) {
-    const RecurrenceShape shape = shape_of(c.rule, c.heads, c.dim);
-    const int64_t want = c.ring ? kRingTokens : 0;
-    EXPECT_EQ(ring_by_cost(shape, c.sequences, FW_DEVICE_CUDA, kRows), want)
-        << c.rule << ' ' << c.sequences << " x " << c.heads << " heads of " << c.dim;
-    EXPECT_EQ(choose_ring(std::nullopt, shape, c.sequences, FW_DEVICE_CUDA, kRows), want) << c.rule;
-    EXPECT_EQ(ring_by_cost(shape, c.sequences, FW_DEVICE_CPU, kRows), 0) << c.rule;
-  }
-}
-
-// Every row of the table in the header, over all rules and shapes.
-TEST(DecodeRing, EveryConditionIsNecessary) {
-  for (const Preset& p : presets()) {
-    for (const int64_t dim : {1, 16, 32, 64, 96, 128, 256}) {
-      for (const int64_t heads : {1, 8, 16, 64}) {
-        const RecurrenceShape shape{p.rule, heads, heads, dim, dim};
-        int64_t before = 0;
-        for (const int64_t sequences : {0, 1, 8, 9, 16, 64, 512, 4096}) {
-          const int64_t tokens = ring_by_cost(shape, sequences, FW_DEVICE_CUDA, kRows);
-          EXPECT_GE(tokens, before) << "more sequences never take a ring away";
-          before = tokens;
-          if (tokens == 0) continue;
-          EXPECT_EQ(tokens, kRingTokens);
-          EXPECT_TRUE(has_ring(p.rule, FW_DEVICE_CUDA));
-          EXPECT_GT(sequences, kRows.decode);
-          EXPECT_LE(step_traffic(shape, tokens), 0.75 * step_traffic(shape, 0));
-        }
-      }
-    }
-  }
-}
-
-// Among 9 to 64 sequences one has the same bits, whatever their number.
-TEST(DecodeRing, SomeSequencesHaveOneChoice) {
-  for (const Preset& p : presets()) {
-    for (const int64_t dim : {32, 64, 128, 256}) {
-      for (const int64_t heads : {1, 2, 4, 8, 9, 16, 64}) {
-        const RecurrenceShape shape{p.rule, heads, heads, dim, dim};
-        const int64_t choice = ring_by_cost(shape, 64, FW_DEVICE_CUDA, kRows);
-        for (int64_t sequences = 9; sequences < 64; ++sequences)
-          ASSERT_EQ(ring_by_cost(shape, sequences, FW_DEVICE_CUDA, kRows), choice) << p.name << ' ' << sequences;
-      }
-    }
-  }
-}
-
 TEST(DecodeRing, ANumberThatIsGivenIsTaken) {
-  EXPECT_EQ(choose_ring(5, shape_of("kda", 1, 4), 1, FW_DEVICE_CPU, kRows), 5);
-  EXPECT_EQ(choose_ring(0, shape_of("kda", 16, 128), 64, FW_DEVICE_CUDA, kRows), 0);
-  EXPECT_EQ(choose_ring(5, shape_of("dplr", 1, 4), 1, FW_DEVICE_CPU, kRows), 0) << "a layer without a ring steps";
+  for (const fw_device kind : {FW_DEVICE_CPU, FW_DEVICE_CUDA}) {
+    EXPECT_EQ(choose_ring(5, preset("kda").rule, kind), 5);
+    EXPECT_EQ(choose_ring(0, preset("kda").rule, kind), 0);
+    EXPECT_EQ(choose_ring(std::nullopt, preset("kda").rule, kind), 0);
+    EXPECT_EQ(choose_ring(5, preset("dplr").rule, kind), 0) << "a layer without a ring steps";
+  }
 }
 
 }  // namespace
