@@ -20,8 +20,8 @@ bool has_ring(const Rule& rule, fw_device device);
 // ring, without the token's own tensors. ring_tokens 0: without a ring.
 double step_traffic(const RecurrenceShape& shape, int64_t ring_tokens);
 
-// Tokens of the ring for decoding, 0: none. That is what nobody has asked for: on an H200 token/ring takes as long as the
-// step without it, though it moves two thirds of the bytes (docs/notes/2026-11-ring.md), and it changes last bits.
+// Tokens of the ring for decoding, 0: none, as without a number given. On an H200 token/ring takes as long as the step
+// without it, though it moves two thirds of the bytes (docs/notes/2026-11-ring.md). And it changes last bits.
 int64_t choose_ring(const std::optional<int64_t>& given, const Rule& rule, fw_device device);
 
 }  // namespace fw

@@ -106,7 +106,7 @@ TEST(DevicePlan, SaysWhereLogitsBecomeValues) {
 }
 
 TEST(DevicePlan, GradientsBeginBesideALongScan) {
-  if (!on_hopper()) GTEST_SKIP() << "Hopper alone has it";
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "Hopper alone has it";
   fw_desc desc = descriptor("kda");
   EXPECT_EQ(plan_text(desc).find("gradients: beside"), std::string::npos) << plan_text(desc);
   desc.B = 1;
@@ -232,7 +232,7 @@ TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
 // First passes over segments leave out what decays let nothing through of, where no step of the rule lets a state grow:
 // e and w are parallel.
 TEST(DevicePlan, SaysWhichRulesFade) {
-  if (!on_hopper()) GTEST_SKIP() << "Hopper alone has it";
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "Hopper alone has it";
   for (const auto& [rule, uses_decay_cutoff] : {std::pair{"gated_deltanet", true},
                                                 {"kda", true},
                                                 {"gla", true},

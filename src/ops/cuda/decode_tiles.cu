@@ -1,5 +1,5 @@
-// The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64, 128 or 256 channels. A
-// warp takes tiles of 16 rows, loads them into its own shared memory by cp.async, two ahead, and multiplies them as
+// The runs of a decoded token's attention (decode_attention.cu) where heads are bf16 and have 64, 128 or 256 channels.
+// A warp takes tiles of 16 rows, loads them into its own shared memory by cp.async, two ahead, and multiplies them as
 // matrices. A row is then a few instructions. Numbers one by one were some hundred, which took longer than the memory.
 // The query heads that share keys, up to eight, are the rows of the products' other side.
 //   scores  [16 heads, 8 rows] = q k^T, twice   a: q, from registers   b: rows of k, ldmatrix
