@@ -58,6 +58,7 @@ constexpr std::pair<std::string_view, std::string_view> kNames[] = {
     {"reduce_rows_kernel", "dplr"},
     {"scalar_gradient_kernel", "gradients/scalar"},
     {"sequences_kernel", ""},
+    {"sm80_row_gradients_kernel", "sm80/gradients"},
     {"stage_kernel", "stage_rows"},
     {"sum_groups_kernel", "gradients/sum_groups"},
     {"token_backward_kernel", "token/backward"},
