@@ -114,7 +114,7 @@ const char* decode_bits_help() {
 
 const char* decode_ring_help() {
   return "tokens of a ring that decoding folds into the states of recurrences when it is full, 1 to 64, instead of "
-         "writing them with every token; rounds otherwise, but with 1; 0: none";
+         "writing them with every token; rounds otherwise, but with 1; 0, the default: none";
 }
 
 const char* device_help() { return "cpu, cuda, or cuda:N for one of several"; }

@@ -182,10 +182,7 @@ class EngineOf final : public Engine<Wide<T>> {
   }
 
   std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override {
-    // Passes with decoding's bits have those of steps that write the states.
-    const bool by_cost = !decode_ring_ && form_ != FW_FORM_DECODE;
-    return make_decoder<T>(network_, exec_, form_,
-                           by_cost ? decode_ring_ : std::optional<int64_t>(decode_ring_.value_or(0)), state);
+    return make_decoder<T>(network_, exec_, form_, decode_ring_, state);
   }
 
   std::vector<int64_t> take_expert_load() override { return network_.take_expert_load(); }

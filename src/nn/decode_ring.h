@@ -10,15 +10,11 @@
 
 namespace fw {
 
-// Tokens from fold to fold, unless somebody gives another number.
+// Tokens from fold to fold with the fewest bytes (docs/notes/2026-11-ring.md).
 inline constexpr int64_t kRingTokens = 16;
 
 // Whether steps of this rule on this device can have a ring.
 bool has_ring(const Rule& rule, fw_device device);
-
-// Values that a token's step reads and writes for one head, on average over the tokens from fold to fold: of state and
-// ring, without the token's own tensors. ring_tokens 0: without a ring.
-double step_traffic(const RecurrenceShape& shape, int64_t ring_tokens);
 
 // Tokens of the ring for decoding, 0: none, as without a number given. On an H200 token/ring takes as long as the step
 // without it, though it moves two thirds of the bytes (docs/notes/2026-11-ring.md). And it changes last bits.

@@ -40,20 +40,6 @@ TEST(DecodeRing, OnlyRulesWithOneHaveIt) {
             std::string::npos);
 }
 
-// Megabytes of 64 sequences of 16 heads, as docs/notes/2026-11-ring.md has them without the token's tensors.
-TEST(DecodeRing, TrafficIsThatOfTheNote) {
-  const auto megabytes = [](const std::string& rule, int64_t tokens) {
-    return step_traffic(shape_of(rule, 16, 128), tokens) * 64 * 16 * sizeof(float) / 1e6;
-  };
-  EXPECT_NEAR(megabytes("gated_deltanet", 0), 134.2, 0.1);
-  EXPECT_NEAR(megabytes("gated_deltanet", 16), 81.4 - 1.1, 0.1);
-  EXPECT_NEAR(megabytes("kda", 16), 86.3 - 1.6, 0.1);
-  // With a fold after every token the ring comes on top.
-  const RecurrenceShape shape = shape_of("retnet", 1, 16);
-  EXPECT_EQ(ring_width(shape), 32);
-  EXPECT_EQ(step_traffic(shape, 1), step_traffic(shape, 0) + 32);
-}
-
 TEST(DecodeRing, ANumberThatIsGivenIsTaken) {
   for (const fw_device kind : {FW_DEVICE_CPU, FW_DEVICE_CUDA}) {
     EXPECT_EQ(choose_ring(5, preset("kda").rule, kind), 5);

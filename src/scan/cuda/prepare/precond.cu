@@ -33,7 +33,7 @@ struct PrecondFactors {
 struct PreparePrecondTraits {
   int k_tile = 128;  // 64 or 128
   bool is_delta = true;
-  bool saves = false;  // delta with backward chunk tiles; additive they may be asked for
+  bool saves = false;  // delta with backward chunk tiles; additive: if requested
 };
 
 template <PreparePrecondTraits kTraits>

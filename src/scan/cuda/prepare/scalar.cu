@@ -31,7 +31,7 @@ struct PrepareScalarTraits {
   int k_tile = 128;  // 64 or 128
   bool is_delta = true;
   bool is_plain = false;  // raw rows of q and k are the operands, not streams
-  bool saves = false;     // with backward chunk tiles; additive and hi/lo: if they are asked for
+  bool saves = false;     // with backward chunk tiles; additive and hi/lo: if requested
   bool is_hi_lo = false;  // with what A, P and the keys lose in bf16
 };
 

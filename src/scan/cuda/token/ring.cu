@@ -312,7 +312,7 @@ struct HeadRing {
       }
     }
   }
-  // Keys of the fold, each asked for ahead of its turn.
+  // Keys of the fold, each loaded one token ahead.
   struct Keys {
     const HeadRing& ring;
     const GatheredToken<kN>& token;

@@ -150,7 +150,7 @@ FW_DEVICE void group_coefficients(const GatheredToken<kN>& token, const float (&
 }
 
 // What a token finds of the rows `first` to `last` in shared memory, from the newest group to the oldest, and the decay
-// of the state in front of them.
+// of the state before them.
 template <int kN>
 FW_DEVICE void ring_coefficients(const Rule& rule, const GatheredToken<kN>& token, int first, int last, int span,
                                  int lane, const char* keys, const char* decays, float* coefs, char* product) {

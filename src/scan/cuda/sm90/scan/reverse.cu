@@ -7,7 +7,7 @@
 //   kRows, kSums  dR = P^T dO + diag(k) K D, dZ = A^T dR        D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ)
 //                                                                   + K^T (diag(read_k) dO + diag(e) dZ)
 // kRows and kSums are of rules whose w is raw rows of k times a scale per row (reverse_takes_rows()): such rows of q
-// and k, or (kSums) sums of both, with the numbers of RowScalesBwd. Writes, if asked for, D^T at the end of every chunk
+// and k, or (kSums) sums of both, with the numbers of RowScalesBwd. Writes, if requested, D^T at the end of every chunk
 // (before the step) and V or dZ of every chunk for the gradients, and the gradient of the initial state. Products take
 // bf16 operands and add in float32; D stays float32 throughout. The order of work is sm90/scan/forward.cu's.
 //
