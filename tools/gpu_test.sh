@@ -35,6 +35,7 @@ fi
 
 if [ "${2:-}" != --no-sanitizer ]; then
   sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  run "memcheck of token_test" "$sanitizer" --tool memcheck --error-exitcode 9 --leak-check no "$build/tests/token_test"
   for tool in memcheck racecheck synccheck initcheck; do
     tests='Small.*:*Decode.AttentionOf*/CudaBf16:*DeviceList.GatedLinear/CudaBf16:*DeviceList.NormedLinear/CudaBf16'
     # racecheck miscounts barriers there (docs/notes/2026-11-tools-and-compilers.md); the emulation under ThreadSanitizer looks for these races (make tsan).
