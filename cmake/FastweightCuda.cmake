@@ -3,7 +3,7 @@
 #   folders sm90/ (of src/gpu, src/scan/cuda, src/ops/cuda)   sm_90a only; in them and in src/scan/cuda/prepare spills and serialised warp-group products are errors there (but for
 #                                                             additive/gradients.cu: one index spilled a turn is faster than the form without;
 #                                                             fused/forward.cu: 28 bytes a chunk, where the registers of an SM are all given away)
-#   folder src/scan/cuda/sm80                                 sm_80, and PTX of compute_80 for GPUs after Hopper
+#   folders sm80/ (of src/scan/cuda, src/ops/cuda)            sm_80, and PTX of compute_80 for GPUs after Hopper
 #   all other kernels                                         the same and sm_90a
 # No CUDA compiler of a fixed place is assumed: PATH, then /usr/local/cuda, then what `make gpu` brought (tools/install-cuda.sh).
 set(FW_CUDA AUTO CACHE STRING "Device code: AUTO (if an NVIDIA GPU and nvcc are found), ON, OFF")
@@ -59,7 +59,7 @@ list(APPEND kernel_sources ${conv_kernel_sources})
 file(GLOB ops_cuda_library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/library/*.cpp)
 file(GLOB ops_cuda_host_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/ops/cuda/*.cpp)
 # By globs, not by a pattern of whole paths: the checkout may lie in a folder of such a name.
-file(GLOB_RECURSE sm80_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/sm80/*.cu)
+file(GLOB_RECURSE sm80_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/scan/cuda/sm80/*.cu ${PROJECT_SOURCE_DIR}/src/ops/cuda/sm80/*.cu)
 file(GLOB_RECURSE sm90_kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/gpu/sm90/*.cu ${PROJECT_SOURCE_DIR}/src/scan/cuda/sm90/*.cu
   ${PROJECT_SOURCE_DIR}/src/ops/cuda/sm90/*.cu)
 set(cuda_kernel_sources ${kernel_sources} ${ops_kernel_sources})

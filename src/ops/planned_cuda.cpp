@@ -190,7 +190,7 @@ struct Plan {
 
   static void attention_forward(E exec, Mat<const T> q, Mat<const T> k, Mat<const T> v, const AttentionShape& shape,
                                 const PassLayout& layout, Pages<T> past, Pages<T>, Mat<T> o, Mat<W>) {
-    if (q.rows == 0 || !cuda::takes_warp_groups<T>(shape, {}, q, k, v, o)) return;
+    if (q.rows == 0 || !cuda::takes_attention_tiles<T>(shape, {}, q, k, v, o)) return;
     const cuda::KeysBefore before(layout, shape.window);
     if (past && layout.host_positions == nullptr) return;
     const ArenaMark mark(exec.arena);
@@ -207,7 +207,7 @@ struct Plan {
     if (q.rows == 0) return;
     const ArenaMark mark(exec.arena);
     cuda::attention_rows(exec.arena, shape, q.rows);
-    if (!cuda::takes_warp_groups<T>(shape, past, d_o, q, k, v, o, dq, dk, dv)) return;
+    if (!cuda::takes_attention_tiles<T>(shape, past, d_o, q, k, v, o, dq, dk, dv)) return;
     cuda::attention_rows(exec.arena, shape, q.rows);
     for (int lists = 0; lists < 2; ++lists) cuda::attention_list(exec.arena, cuda::attention_tile_count(layout));
   }

@@ -1,5 +1,6 @@
-// Softmax attention on a Hopper GPU: what its kernels are called with. bf16 tensors, float32 sums, no T x T matrix, no
-// atomics: the same call gives the same bits, and a sequence the same bits alone and packed.
+// Softmax attention by products of tiles: what its kernels are called with, those with Hopper's instructions and those
+// for other GPUs from sm_80 on. bf16 tensors, float32 sums, no T x T matrix, no atomics: the same call gives the same
+// bits, and a sequence the same bits alone and packed.
 //
 //   o_i = sum_j P_ij v_j,  P_ij = exp(scale q_i . k_j - lse_i)  over the keys j that query i sees
 //
@@ -22,7 +23,8 @@
 namespace fw::cuda {
 
 inline constexpr int kAttentionRows = 128;  // of a tile: queries, or keys in attention_backward_keys
-inline constexpr int kAttentionMostDim = 256;
+// Channels of a head, on Hopper and elsewhere, where a block has 99 KB of shared memory.
+inline constexpr int kAttentionMostDim = 256, kSm80AttentionMostDim = 128;
 
 // The rows of one sequence that a block owns. Rows of tensors count over all sequences.
 struct AttentionTile {
@@ -40,7 +42,7 @@ struct AttentionSequence {
 // Tiles of all queries (keys), those with most work first; window as below.
 std::vector<AttentionTile> attention_tiles(std::span<const AttentionSequence> sequences, bool of_keys, int64_t window);
 
-// Tensors [rows, heads, dim], dim a multiple of 8 up to kAttentionMostDim, rows and heads at multiples of 16 bytes. Q,
+// Tensors [rows, heads, dim], dim a multiple of 8 up to what is said above, rows and heads at multiples of 16 bytes. Q,
 // o, dO, dq have `heads` heads; k, v, dk, dv have kv_heads, each for heads / kv_heads neighbouring heads of q. Device
 // memory.
 struct AttentionArgs {
@@ -51,7 +53,7 @@ struct AttentionArgs {
   int32_t tile_count = 0;
   int32_t heads = 0, kv_heads = 0, dim = 0;
   int32_t window = 0;
-  int32_t sm_count = 0;  // of the device: so many blocks share the tiles. Bits do not depend on it
+  int32_t sm_count = 0;  // of the device: on Hopper so many blocks share the tiles. Bits do not depend on it
   int64_t query_rows = 0, key_rows = 0;
   float scale = 1;
   // Rotary position embedding of whole heads of 64 or 128 channels: q and k come turned, dq and dk are of what they
@@ -67,5 +69,17 @@ void attention_backward_queries(const AttentionArgs& args, void* stream);
 void attention_backward_keys(const AttentionArgs& args, void* stream);
 
 void check_attention(const AttentionArgs& args);
+
+// What these call, of checked arguments with tiles.
+namespace sm80 {
+void attention_forward(const AttentionArgs& args, void* stream);
+void attention_backward_queries(const AttentionArgs& args, void* stream);
+void attention_backward_keys(const AttentionArgs& args, void* stream);
+}  // namespace sm80
+namespace sm90 {
+void attention_forward(const AttentionArgs& args, void* stream);
+void attention_backward_queries(const AttentionArgs& args, void* stream);
+void attention_backward_keys(const AttentionArgs& args, void* stream);
+}  // namespace sm90
 
 }  // namespace fw::cuda

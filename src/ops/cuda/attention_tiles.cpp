@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "gpu/device.h"
 #include "ops/cuda/attention.h"
 
 namespace fw::cuda {
@@ -40,8 +41,9 @@ std::vector<AttentionTile> attention_tiles(std::span<const AttentionSequence> se
 }
 
 void check_attention(const AttentionArgs& args) {
-  if (args.dim < 8 || args.dim > kAttentionMostDim || args.dim % 8 != 0)
-    fail_internal("attention: head dim: expected a multiple of 8 up to {}, got {}", kAttentionMostDim, args.dim);
+  const int most = current_arch() == Arch::kSm90 ? kAttentionMostDim : kSm80AttentionMostDim;
+  if (args.dim < 8 || args.dim > most || args.dim % 8 != 0)
+    fail_internal("attention: head dim: expected a multiple of 8 up to {}, got {}", most, args.dim);
   if (args.kv_heads < 1 || args.heads % args.kv_heads != 0) {
     fail_internal("attention: heads: expected a multiple of the key heads, got {} and {}", args.heads, args.kv_heads);
   }
@@ -56,6 +58,27 @@ void check_attention(const AttentionArgs& args) {
                     out->stride_t, out->stride_h);
     }
   }
+}
+
+namespace {
+
+using Pass = void (*)(const AttentionArgs&, void*);
+void run(const AttentionArgs& args, Pass on_hopper, Pass elsewhere, void* stream) {
+  check_attention(args);
+  if (args.tile_count == 0) return;
+  (current_arch() == Arch::kSm90 ? on_hopper : elsewhere)(args, stream);
+}
+
+}  // namespace
+
+void attention_forward(const AttentionArgs& args, void* stream) {
+  run(args, sm90::attention_forward, sm80::attention_forward, stream);
+}
+void attention_backward_queries(const AttentionArgs& args, void* stream) {
+  run(args, sm90::attention_backward_queries, sm80::attention_backward_queries, stream);
+}
+void attention_backward_keys(const AttentionArgs& args, void* stream) {
+  run(args, sm90::attention_backward_keys, sm80::attention_backward_keys, stream);
 }
 
 }  // namespace fw::cuda

@@ -1,6 +1,6 @@
-// Softmax attention of the engine's list. bf16 tensors of this pass alone go to the kernels on warp-group instructions
-// (attention.h) where the GPU has them; everything else comes here: float32, head dimensions those do not take, keys in
-// pages. The same contract: no T x T matrix, no atomics, a sequence has the same bits alone and packed.
+// Softmax attention of the engine's list. bf16 tensors of this pass alone go to the kernels by tiles (attention.h);
+// everything else comes here: float32, head dimensions those do not take, keys in pages. The same contract: no T x T
+// matrix, no atomics, a sequence has the same bits alone and packed.
 //
 //   forward, and first pass back   a block has a query of a head: its threads in groups of as many neighbours as a row has packets take keys in turn,
 //                                  each group with sums of its own, which are added up in the order of the groups
@@ -182,8 +182,9 @@ Dim3 each_lse(int64_t rows, int64_t heads) {
 }
 
 template <class T, class... Mats>
-bool on_warp_groups(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
-  return takes_warp_groups<T>(shape, past, matrices...) && current_arch() == Arch::kSm90;
+bool by_tiles(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
+  return takes_attention_tiles<T>(shape, past, matrices...) &&
+         (current_arch() == Arch::kSm90 || shape.dim <= kSm80AttentionMostDim);
 }
 
 const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, bool with_past,
@@ -277,11 +278,11 @@ void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<
   const KeysBefore before(layout, shape.window);
   if (layout.host_positions != nullptr && !before.any) past_k = past_v = {};
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (past_k && layout.host_positions != nullptr && on_warp_groups<T>(shape, Pages<T>(), q, k, v, o) &&
-        aligned(past_k) && aligned(past_v))
+    if (past_k && layout.host_positions != nullptr && by_tiles<T>(shape, Pages<T>(), q, k, v, o) && aligned(past_k) &&
+        aligned(past_v))
       return forward_with_past(exec, q, k, v, shape, layout, before, past_k, past_v, o, lse);
   }
-  if (on_warp_groups<T>(shape, past_k, q, k, v, o)) {
+  if (by_tiles<T>(shape, past_k, q, k, v, o)) {
     const Arena::Mark mark = exec.arena.mark();
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.tiles = upload_tiles(shape, layout, false, false, exec.arena, stream, args.tile_count);
@@ -308,9 +309,9 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
   float* delta = attention_rows(exec.arena, shape, q.rows);
-  const bool on_groups = on_warp_groups<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv),
-             inside = on_groups && rotates_whole_heads(shape);
-  if (on_groups) {
+  const bool tiles = by_tiles<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv),
+             inside = tiles && rotates_whole_heads(shape);
+  if (tiles) {
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.d_o = token_arg(d_o, shape.dim), args.dq = token_arg(dq, shape.dim), args.dk = token_arg(dk, shape.dim),
     args.dv = token_arg(dv, shape.dim);

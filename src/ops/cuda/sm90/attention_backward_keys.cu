@@ -37,18 +37,13 @@ struct KeyMaps {
   TensorMap q, k, v, d_o;
 };
 
-// body(head, block of queries) of a piece, in the order in which all parts of the block go.
+// for_query_blocks() of a piece, a stage of the ring each.
 template <int kStages, class Body>
 FW_DEVICE void for_each_block(const AttentionArgs& args, const Piece& piece, Ring<kStages>& ring, const Body& body) {
-  const Sight sight(piece.tile, args.window);
-  const int first = sight.first_query(piece.tile.first) / kQueries,
-            end = (sight.end_query(piece.tile.first, kAttentionRows) + kQueries - 1) / kQueries;
-  const int group = args.heads / args.kv_heads;
-  FW_NO_UNROLL
-  for (int head = piece.head * group; head < (piece.head + 1) * group; ++head) {
-    FW_NO_UNROLL
-    for (int i = first; i < end; ++i, ring.next()) body(head, i);
-  }
+  for_query_blocks<kQueries>(args, piece.tile, piece.head, [&](int head, int i) {
+    body(head, i);
+    ring.next();
+  });
 }
 
 template <int kDim, Sums kSums>
@@ -246,9 +241,7 @@ void launch_keys(const AttentionArgs& args, void* stream) {
 
 }  // namespace
 
-void attention_backward_keys(const AttentionArgs& args, void* stream) {
-  check_attention(args);
-  if (args.tile_count == 0) return;
+void sm90::attention_backward_keys(const AttentionArgs& args, void* stream) {
   for_dim(args.dim, [&]<int kDim>() { launch_keys<kDim>(args, stream); });
 }
 

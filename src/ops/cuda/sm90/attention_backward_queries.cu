@@ -34,53 +34,6 @@ struct QueryMaps {
   TensorMap q, k, v, d_o;
 };
 
-// The blocks of keys that a tile's queries see.
-struct KeyBlocks {
-  int first, last;
-  FW_DEVICE KeyBlocks(const AttentionArgs& args, const AttentionTile& tile) {
-    const Sight sight(tile, args.window);
-    first = sight.first_key(tile.first) / kKeys, last = (sight.end_key(tile.first, kAttentionRows) - 1) / kKeys;
-  }
-};
-
-FW_DEVICE float dot8(const uint4& x, const uint4& y) {
-  const uint32_t a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
-  float sum = 0;
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) sum = fmaf(bf16_high(a[i]), bf16_high(b[i]), fmaf(bf16_low(a[i]), bf16_low(b[i]), sum));
-  return sum;
-}
-
-// delta of the worker's 64 rows into delta[64] and global memory; eight lanes a row.
-template <int kDim>
-FW_DEVICE void make_delta(const AttentionArgs& args, const AttentionTile& tile, int head, int rows, const char* d_o,
-                          float* delta) {
-  const int lane = static_cast<int>(lane_index()), piece = lane % 8;
-  FW_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const int r = 16 * warp_in_group() + 4 * i + lane / 8, query = rows + r;
-    float sum = 0;
-    if (query < tile.queries) {
-      const char* const o = static_cast<const char*>(args.o.data) +
-                            (static_cast<int64_t>(tile.query + query) * args.o.stride_t + head * args.o.stride_h) * 2;
-      FW_UNROLL
-      for (int panel = 0; panel < kDim / 64; ++panel) {
-        const int column = 64 * panel + 8 * piece;
-        if (column < args.dim) {
-          sum += dot8(*reinterpret_cast<const uint4*>(o + column * 2),
-                      *reinterpret_cast<const uint4*>(d_o + panel * kSw128Bytes + r * 128 + ((piece ^ (r & 7)) * 16)));
-        }
-      }
-    }
-    FW_UNROLL
-    for (int mask = 1; mask < 8; mask *= 2) sum += shuffle_xor(sum, mask);
-    if (piece == 0) {
-      delta[r] = sum;
-      if (query < tile.queries) args.delta[head * args.query_rows + tile.query + query] = sum;
-    }
-  }
-}
-
 template <int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     attention_queries_kernel(const AttentionArgs args, const __grid_constant__ QueryMaps maps,
@@ -104,7 +57,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     Piece piece;
     FW_NO_UNROLL
     for (int number = 0; find_piece(args, args.heads, number, piece); ++number, rows.next()) {
-      const KeyBlocks blocks(args, piece.tile);
+      const KeyBlocks<kKeys> blocks(args, piece.tile);
       const int kv_head = piece.head / (args.heads / args.kv_heads);
       FW_NO_UNROLL
       for (int j = blocks.last; j >= blocks.first; --j, ring.next()) {
@@ -145,7 +98,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
   for (int number = 0; find_piece(args, args.heads, number, piece); ++number, tile_ring.next()) {
     const AttentionTile tile = piece.tile;
     const Sight sight(tile, args.window);
-    const KeyBlocks blocks(args, tile);
+    const KeyBlocks<kKeys> blocks(args, tile);
     const int rows = tile.first + 64 * worker;
     barriers.rows.wait_full(tile_ring);
     make_delta<kDim>(args, tile, piece.head, rows, shared + Shape::kGradient + worker * Shape::kHalf, delta_rows);
@@ -227,9 +180,7 @@ void launch_queries(const AttentionArgs& args, void* stream) {
 
 }  // namespace
 
-void attention_backward_queries(const AttentionArgs& args, void* stream) {
-  check_attention(args);
-  if (args.tile_count == 0) return;
+void sm90::attention_backward_queries(const AttentionArgs& args, void* stream) {
   for_dim(args.dim, [&]<int kDim>() { launch_queries<kDim>(args, stream); });
 }
 

@@ -45,57 +45,6 @@ FW_DEVICE void issue_block(const TensorMap& map, int head, int row, char* to, ui
     issue_k_half<kDim>(map, head, row + 64 * half, to + half * kSw128Bytes, kPanels * kSw128Bytes, full);
 }
 
-// The blocks of keys that a tile's queries see.
-template <int kKeys>
-struct KeyBlocks {
-  int first, last;
-  FW_DEVICE KeyBlocks(const AttentionArgs& args, const AttentionTile& tile) {
-    const Sight sight(tile, args.window);
-    first = sight.first_key(tile.first) / kKeys, last = (sight.end_key(tile.first, kAttentionRows) - 1) / kKeys;
-  }
-};
-
-// Running maximum (of scores as they are) and sum of exponentials of this lane's two rows; the sum is of its own
-// columns until finish().
-struct Softmax {
-  float top[2], sum[2];
-  FW_DEVICE Softmax() : top{-INFINITY, -INFINITY}, sum{0, 0} {}
-
-  // Scores become exp2(scale (s - top)); factor: what everything before must be multiplied with.
-  template <int kN>
-  FW_DEVICE void step(float (&s)[kN], float scale, float (&factor)[2]) {
-    FW_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      float most = top[h];
-      FW_UNROLL
-      for (int i = 0; i < kN / 4; ++i) most = max(most, max(s[4 * i + 2 * h], s[4 * i + 2 * h + 1]));
-      most = max(most, shuffle_xor(most, 1));
-      most = max(most, shuffle_xor(most, 2));
-      const float base = most == -INFINITY ? 0.0f : most * scale;  // nothing seen yet
-      factor[h] = exp2_fast(fmaf(top[h], scale, -base));
-      top[h] = most;
-      float total = 0;
-      FW_UNROLL
-      for (int i = 0; i < kN / 4; ++i) {
-        FW_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          float& x = s[4 * i + 2 * h + e];
-          x = exp2_fast(fmaf(x, scale, -base));
-          total += x;
-        }
-      }
-      sum[h] = fmaf(sum[h], factor[h], total);
-    }
-  }
-  FW_DEVICE void finish() {
-    FW_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      sum[h] += shuffle_xor(sum[h], 1);
-      sum[h] += shuffle_xor(sum[h], 2);
-    }
-  }
-};
-
 template <int kDim>
 __global__ void __launch_bounds__(kAttentionThreads, 1)
     attention_forward_kernel(const AttentionArgs args, const __grid_constant__ ForwardMaps maps) {
@@ -275,9 +224,7 @@ void launch_forward(const AttentionArgs& args, void* stream) {
 
 }  // namespace
 
-void attention_forward(const AttentionArgs& args, void* stream) {
-  check_attention(args);
-  if (args.tile_count == 0) return;
+void sm90::attention_forward(const AttentionArgs& args, void* stream) {
   for_dim(args.dim, [&]<int kDim>() { launch_forward<kDim>(args, stream); });
 }
 
