@@ -103,14 +103,25 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   project(pass, x, params.weight(stack_, spec_.columns(), spec_.hidden), bias_ >= 0 ? params.value(bias_) : nullptr,
           c.proj);
 
-  qk_norm_forward(pass, c);
+  const bool step = state && !pass.keep && pass.layout.host.single_tokens();
+  AttentionShape shape = this->shape();
+  if (step && spec_.qk_norm && !spec_.qk_norm_all_heads) {
+    c.qk = c.proj.col_range(0, queries + keys);
+    pass.exec.normed_rotary(c.qk.col_range(0, queries), c.qk.col_range(queries, keys), params.scale(q_norm_),
+                            params.scale(k_norm_), static_cast<Wide<T>>(spec_.qk_norm_eps), shape, pass.layout);
+    shape.rotated = 0;
+  } else {
+    qk_norm_forward(pass, c);
+  }
   const Mat<T> q = c.qk.col_range(0, queries), k = c.qk.col_range(queries, keys),
                v = c.proj.col_range(queries + keys, keys);
   c.past_k = before(pass, state, kKeyState);
   c.past_v = before(pass, state, kValueState);
   c.o = new_matrix<T>(arena, tokens, queries);
-  const AttentionShape shape = this->shape();
-  if (state && !pass.keep && pass.layout.host.single_tokens()) {
+  const Mat<T> gate = spec_.output_gate ? c.proj.col_range(spec_.gate_begin(), queries) : Mat<T>();
+  if (step && spec_.output_gate) {
+    pass.exec.gated_attention_step(q, k, v, gate, shape, pass.layout, c.past_k, c.past_v, c.o);
+  } else if (step) {
     pass.exec.attention_step(q, k, v, shape, pass.layout, c.past_k, c.past_v, c.o);
   } else {
     c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
@@ -122,8 +133,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     }
   }
   c.gated = c.o;
-  if (spec_.output_gate) {
-    const Mat<T> gate = c.proj.col_range(spec_.gate_begin(), queries);
+  if (spec_.output_gate && !step) {
     pass.exec.sigmoid_gate_forward(gate, nullptr, Wide<T>(1), gate);
     c.gated = new_matrix<T>(arena, tokens, queries);
     pass.exec.product_forward(c.o, gate, c.gated);

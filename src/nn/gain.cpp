@@ -5,14 +5,12 @@
 namespace fw {
 
 template <class T>
-Mat<T> GainGate<T>::forward(const Pass<T>& pass, Mat<T> projection, int64_t tokens, Context& context) const {
+Mat<T> GainGate<T>::forward(const Pass<T>& pass, Mat<T> sigmoid, int64_t tokens, Context& context) const {
   const Exec<T>& exec = pass.exec;
+  context.sigmoid = sigmoid;
   if (spec_.learned) {
     context.sigmoid = new_matrix<T>(exec.arena, tokens, v_heads_);
     exec.learned_gate_forward(pass.params.value(parameter_), bound_, context.sigmoid);
-  } else {
-    context.sigmoid = projection;
-    exec.sigmoid_gate_forward(projection, nullptr, bound_, projection);
   }
   if (spec_.factor == PositionFactor::kNone) return context.sigmoid;
   const Mat<T> beta = new_matrix<T>(exec.arena, tokens, v_heads_);

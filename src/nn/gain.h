@@ -26,8 +26,10 @@ class GainGate {
   GainGate(const GainSpec& spec, int64_t v_heads, Wide<T> bound, int parameter)
       : spec_(spec), v_heads_(v_heads), bound_(bound), parameter_(parameter) {}
 
-  // beta; `projection` [T, HV] becomes its sigmoid in place (empty when the gain is learned).
-  Mat<T> forward(const Pass<T>& pass, Mat<T> projection, int64_t tokens, Context& context) const;
+  // What makes the projection, [T, HV] from column `begin` on of a product, the sigmoid that forward() takes.
+  SigmoidColumns sigmoid_of(int64_t begin) const { return {begin, spec_.learned ? 0 : v_heads_, bound_}; }
+  // beta; sigmoid [T, HV]: as sigmoid_of() has it (empty when the gain is learned).
+  Mat<T> forward(const Pass<T>& pass, Mat<T> sigmoid, int64_t tokens, Context& context) const;
   // g [T, HV] = log(1 - sigmoid), for a single gate.
   void log_decay(const Pass<T>& pass, const Context& context, Mat<Wide<T>> g) const;
   // dbeta [T, HV] becomes the gradient of the projection, or adds to that of the learned number. dg: of log_decay's g,

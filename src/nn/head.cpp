@@ -60,7 +60,7 @@ template <class T>
 void Head<T>::logits(const Pass<T>& pass, Residual<T>& residual, Mat<T> logits) const {
   const Params<Wide<T>>& params = pass.params;
   if (!residual.pending && residual.x.rows <= row_limits(pass.exec.device).decode && norm_.fits()) {
-    return norm_.product(pass, residual.x, params.weight(weight_, vocab_, hidden_), nullptr, false, logits);
+    return norm_.product(pass, residual.x, params.weight(weight_, vocab_, hidden_), nullptr, false, {}, logits);
   }
   const Mat<T> h = new_matrix<T>(pass.exec.arena, residual.x.rows, hidden_);
   settle(pass, residual, norm_, h, pass.exec.arena.template alloc<Wide<T>>(h.rows));

@@ -49,7 +49,7 @@ void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, M
   }
   if (pass.norm != nullptr) {
     c.act = new_matrix<T>(pass.exec.arena, x.rows, spec_.size);
-    pass.norm->product(pass, x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr, true, c.act);
+    pass.norm->product(pass, x, pass.params.weight(gate_up_, width(), spec_.hidden), nullptr, true, {}, c.act);
   } else if (!pass.keep && !shifts() && x.rows <= row_limits(pass.exec.device).swiglu) {
     c.act = new_matrix<T>(pass.exec.arena, x.rows, spec_.size);
     pass.exec.swiglu_linear_forward(x, pass.params.weight(gate_up_, width(), spec_.hidden), c.act);

@@ -22,8 +22,8 @@ void RowNorm<T>::forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>*
 
 template <class T>
 void RowNorm<T>::product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
-                         Mat<T> y) const {
-  pass.exec.normed_linear_forward(x, pass.params.scale(weight_), eps_, weight, bias, swiglu, y);
+                         const SigmoidColumns& gates, Mat<T> y) const {
+  pass.exec.normed_linear_forward(x, pass.params.scale(weight_), eps_, weight, bias, swiglu, gates, y);
 }
 
 template <class T>

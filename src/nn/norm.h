@@ -29,11 +29,11 @@ class RowNorm {
   RowNorm(const NormSpec& spec, const std::string& name, Params<Wide<T>>& params);
   // y = norm(x); x, y [T, d]; rstd [T] is saved.
   void forward(const Pass<T>& pass, Mat<const T> x, Mat<T> y, Wide<T>* rstd) const;
-  // y = norm(x) W^T + bias, or with swiglu ops.def's activation of it, in one operation (normed_linear_forward): an
-  // RMSNorm's, which fits() says.
+  // y = norm(x) W^T + bias with the sigmoids of `gates`, or with swiglu ops.def's activation of it, in one operation
+  // (normed_linear_forward): an RMSNorm's, which fits() says.
   bool fits() const { return spec_.kind == NormKind::kRms; }
   void product(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, bool swiglu,
-               Mat<T> y) const;
+               const SigmoidColumns& gates, Mat<T> y) const;
   // x += delta, then y = norm(x).
   void add_forward(const Pass<T>& pass, Mat<T> x, Mat<const T> delta, Mat<T> y, Wide<T>* rstd) const;
   // x and rstd as forward had them; gradients of the parameters accumulate.
@@ -46,14 +46,13 @@ class RowNorm {
   int weight_ = -1, bias_ = -1;
 };
 
-// A half's first product y = x W^T + bias, after the pass's norm where it has one.
+// A half's first product y = x W^T + bias, after the pass's norm where it has one; then the sigmoids of `gates`.
 template <class T>
-void project(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y) {
-  if (pass.norm != nullptr) {
-    pass.norm->product(pass, x, weight, bias, false, y);
-  } else {
-    pass.exec.linear_forward(x, weight, bias, y, Write::kOverwrite);
-  }
+void project(const Pass<T>& pass, Mat<const T> x, Weight<Wide<T>> weight, const Wide<T>* bias, Mat<T> y,
+             const SigmoidColumns& gates = {}) {
+  if (pass.norm != nullptr) return pass.norm->product(pass, x, weight, bias, false, gates, y);
+  pass.exec.linear_forward(x, weight, bias, y, Write::kOverwrite);
+  sigmoid_columns(pass.exec, gates, y);
 }
 
 }  // namespace fw

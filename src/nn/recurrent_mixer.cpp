@@ -353,7 +353,8 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.inside = gates_inside(pass);
   c.few = !pass.keep && y.data != nullptr && tokens <= row_limits(pass.exec.device).decode;
   c.proj = new_matrix<T>(arena, tokens, projections_.columns);
-  project(pass, x, params.weight(index_.stack, projections_.columns, spec_.hidden), nullptr, c.proj);
+  const SigmoidColumns gain = projections_.beta.used() ? gain_->sigmoid_of(projections_.beta.begin) : SigmoidColumns();
+  project(pass, x, params.weight(index_.stack, projections_.columns, spec_.hidden), nullptr, c.proj, gain);
 
   // Backward needs the tail as it was.
   T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;

@@ -36,4 +36,10 @@ struct Exec {
 #undef FW_OP_ARGS
 };
 
+template <class T>
+void sigmoid_columns(const Exec<T>& exec, const SigmoidColumns& of, Mat<T> y) {
+  const Mat<T> gates = y.col_range(of.begin, of.size);
+  if (of.size > 0) exec.sigmoid_gate_forward(gates, nullptr, static_cast<Wide<T>>(of.scale), gates);
+}
+
 }  // namespace fw

@@ -245,6 +245,12 @@ struct AdamWStep {
   uint64_t seed = 0, update = 0, first = 0;
 };
 
+// Columns of a product's result that become scale * sigmoid of themselves.
+struct SigmoidColumns {
+  int64_t begin = 0, size = 0;
+  double scale = 1;
+};
+
 // y = x W^T + bias.  x [T, in], W [out, in], bias [out] or null, y [T, out].
 template <class T>
 struct LinearPart {

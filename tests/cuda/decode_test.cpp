@@ -33,10 +33,13 @@ struct Rows {
   bool table;                      // pages lie anywhere
 };
 
-// One step from random pages; o, and then all pages.
+// The output's gate: none, in the step, or by operations after it.
+enum class Gated { kNot, kInside, kAfter };
+
+// One step from random pages; o, and then all pages. The gate is the query before the step.
 template <class T>
 std::vector<std::vector<double>> step_of(Device& device, const Rows& s, const std::vector<double>& numbers,
-                                         int64_t only = -1) {
+                                         int64_t only = -1, Gated gated = Gated::kNot) {
   Context<T> on(device);
   const int64_t N = only < 0 ? static_cast<int64_t>(s.positions.size()) : 1, first = std::max<int64_t>(only, 0);
   const int64_t queries = s.shape.heads * s.shape.dim, width = s.shape.kv_heads * s.shape.dim,
@@ -63,8 +66,18 @@ std::vector<std::vector<double>> step_of(Device& device, const Rows& s, const st
     table.write(0, list);
     return Pages<T>{nullptr, table.data(), s.pages, s.rows, width, width % 8 == 0};
   };
-  on.exec.attention_step(q.mat(), k.mat(), v.mat(), s.shape, PassLayout(sequences, offsets.data(), positions.data()),
-                         pages(past_k, tables[0]), pages(past_v, tables[1]), o.mat());
+  const PassLayout layout(sequences, offsets.data(), positions.data());
+  const Pages<T> keys = pages(past_k, tables[0]), values = pages(past_v, tables[1]);
+  Matrix<T> gate(device, N, queries, 8, q.values());
+  if (gated == Gated::kInside) {
+    on.exec.gated_attention_step(q.mat(), k.mat(), v.mat(), gate.mat(), s.shape, layout, keys, values, o.mat());
+  } else {
+    on.exec.attention_step(q.mat(), k.mat(), v.mat(), s.shape, layout, keys, values, o.mat());
+  }
+  if (gated == Gated::kAfter) {
+    on.exec.sigmoid_gate_forward(gate.mat(), nullptr, Wide<T>(1), gate.mat());
+    on.exec.product_forward(o.mat(), gate.mat(), o.mat());
+  }
   return {o.values(), values_of(past_k), values_of(past_v)};
 }
 
@@ -131,6 +144,72 @@ TEST_P(Decode, AttentionOfAStepIsTheHosts) {
         EXPECT_EQ(alone[0], std::vector<double>(begin, begin + s.shape.heads * s.shape.dim))
             << "sequence " << n << " alone has other bits";
       }
+    });
+  }
+}
+
+TEST_P(Decode, AttentionOfAGatedStepHasTheBitsOfOperations) {
+  for (const Rows& s : all_rows()) {
+    SCOPED_TRACE(::testing::Message() << s.shape.heads << " heads of " << s.shape.dim);
+    with_type([&](auto on) {
+      using T = typename std::remove_cvref_t<decltype(on)>::Activation;
+      const int64_t N = static_cast<int64_t>(s.positions.size()), width = s.shape.kv_heads * s.shape.dim;
+      const std::vector<double> numbers =
+          on.random(N * (s.shape.heads * s.shape.dim + 2 * width + 2 * s.pages * s.rows * width));
+      EXPECT_EQ(step_of<T>(on.device, s, numbers, -1, Gated::kInside),
+                step_of<T>(on.device, s, numbers, -1, Gated::kAfter));
+    });
+  }
+}
+
+// Heads of as many packets as a warp has lanes, of fewer, of no power of two, and those that no kernel takes at once;
+// rotated whole, in part and not.
+TEST_P(Decode, HeadsNormedAndRotatedHaveTheBitsOfOperations) {
+  struct Heads {
+    AttentionShape shape;
+    std::vector<int64_t> positions;
+    bool together;  // keys lie behind the queries
+  };
+  for (const Heads& s : std::vector<Heads>{{{16, 4, 256, 0, 1, 10000, 64}, {5}, true},
+                                           {{9, 3, 128, 0, 1, 500, 128}, {0, 77, int64_t{1} << 33}, false},
+                                           {{3, 1, 64, 0, 1, 0, 0}, {1, 2}, true},
+                                           {{5, 5, 96, 0, 1, 10000, 32}, {3, 4000}, false},
+                                           {{2, 1, 24, 0, 1, 100, 20}, {9}, true},
+                                           {{2, 2, 5, 0, 1, 100, 4}, {9}, false},
+                                           {{1, 1, 320, 0, 1, 100, 64}, {9, 10}, false},
+                                           {{2, 1, 64, 0, 1, 100, 64}, std::vector<int64_t>(70, 3), true}}) {
+    SCOPED_TRACE(::testing::Message() << s.shape.heads << " heads of " << s.shape.dim);
+    with_type([&](auto on) {
+      using T = typename std::remove_cvref_t<decltype(on)>::Activation;
+      using W = Wide<T>;
+      const int64_t N = static_cast<int64_t>(s.positions.size()), D = s.shape.dim, queries = s.shape.heads * D,
+                    keys = s.shape.kv_heads * D;
+      const std::vector<double> rows = on.random(N * (queries + keys));
+      const Buffer<W> q_norm = on.template buffer<W>(on.random(D)), k_norm = on.template buffer<W>(on.random(D));
+      const SeqLayout sequences = SeqLayout::uniform(N, 1);
+      Buffer<int64_t> offsets(on.device, N + 1), positions(on.device, N);
+      offsets.write(0, sequences.offsets());
+      positions.write(0, s.positions);
+      const PassLayout layout(sequences, offsets.data(), positions.data());
+      const auto run = [&](bool at_once) {
+        Matrix<T> both(on.device, N, queries + keys, 8, rows),
+            apart(on.device, N, keys, 8, std::vector<double>(static_cast<size_t>(N * keys)));
+        const Mat<T> q = both.mat().col_range(0, queries), behind = both.mat().col_range(queries, keys);
+        const Mat<T> k = s.together ? behind : apart.mat();
+        if (!s.together) on.exec.copy_rows(behind, k);
+        if (at_once) {
+          on.exec.normed_rotary(q, k, q_norm.data(), k_norm.data(), W(1e-2), s.shape, layout);
+        } else {
+          Buffer<W> rstd(on.device, N * s.shape.heads);
+          for (const auto& [x, norm] : {std::pair{q, q_norm.data()}, std::pair{k, k_norm.data()}}) {
+            on.exec.gated_rmsnorm_forward(x, Mat<const T>(), nullptr, norm, W(1e-2), D, GateKind::kNone, x,
+                                          rstd.data());
+            if (s.shape.turns()) on.exec.rotary(x, D, s.shape.rotated, s.shape.theta, layout, Rotation::kForward);
+          }
+        }
+        return std::vector<std::vector<double>>{both.values(), apart.values()};
+      };
+      EXPECT_EQ(run(true), run(false));
     });
   }
 }

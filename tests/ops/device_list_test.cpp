@@ -262,8 +262,10 @@ TEST_P(DeviceList, NormedLinear) {
             const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 4 / std::sqrt(static_cast<double>(s.in)));
             auto x = run.matrix(s.rows, s.in, s.pad, -20, 20), y = run.out(s.rows, swiglu ? s.out / 2 : s.out, s.pad);
             Buffer<W> norm = run.parameters(s.in, 0.2, 2), bias = run.parameters(s.out);
+            // Sigmoids of columns in the middle of a tile's.
+            const SigmoidColumns gates{3, swiglu ? 0 : s.out / 2, 1.5};
             run.on.exec.normed_linear_forward(x.mat(), norm.data(), W(1e-2), w.weight(), swiglu ? nullptr : bias.data(),
-                                              swiglu, y.mat());
+                                              swiglu, gates, y.mat());
             run.keep("y", y);
           },
           swiglu ? 1.6e-2 : 8e-3);

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "ops/cuda/decode_parts.cuh"
+#include "ops/cuda/math.cuh"
 #include "ops/cuda/operations.h"
 
 namespace fw::cuda {
@@ -107,8 +108,8 @@ __global__ void __launch_bounds__(kRowThreads) decode_rows_kernel(const DecodeAr
 }
 
 // All that it reads is asked for at once: after it comes a product that fills the memory's queues. How many runs there
-// are is known ahead of the wait.
-template <class T>
+// are is known ahead of the wait. A thread's first kColumns columns are in registers.
+template <class T, int kColumns>
 __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeArgs<T> of) {
   const PlainArgs<T>& a = of.plain;
   // runs of a thread's column in registers: a window of 2,048 rows
@@ -122,11 +123,15 @@ __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeAr
   grid_dependency_launch();
   const int64_t width = a.dim + 2;
   const float* parts = of.parts + (n * a.heads + head) * of.runs * width;
-  float held[kHeld] = {};
-  if (thread < a.dim) {
+  float held[kColumns][kHeld] = {}, gates[kColumns] = {};
+  const T* const gate = of.gate.data + n * of.gate.stride + int64_t{head} * a.dim;
+  FW_UNROLL for (int i = 0; i < kColumns; ++i) {
+    const int c = thread + i * kRowThreads;
+    if (c >= a.dim) continue;
     FW_UNROLL for (int r = 0; r < kHeld; ++r) {
-      if (r < runs) held[r] = parts[r * width + thread];
+      if (r < runs) held[i][r] = parts[r * width + c];
     }
+    if (of.gate.data != nullptr) gates[i] = number(gate[c]);
   }
   if (thread < runs) tops[thread] = parts[thread * width + a.dim], sums[thread] = parts[thread * width + a.dim + 1];
   sync_threads();
@@ -134,13 +139,27 @@ __global__ void __launch_bounds__(kRowThreads) decode_join_kernel(const DecodeAr
   for (int r = 0; r < runs; ++r) all = fmaxf(all, tops[r]);
   for (int r = 0; r < runs; ++r) weight += exp2_fast(tops[r] - all) * sums[r];
   T* to = a.out.data + n * a.out.stride + int64_t{head} * a.dim;
-  for (int c = thread; c < a.dim; c += kRowThreads) {
+  // Rounded before and after the gate, and the gate too, as operations one by one round.
+  const auto store = [&](int c, float sum, float x) {
+    T value = stored<T>(sum);
+    if (of.gate.data != nullptr) value = stored<T>(number(value) * number(stored<T>(sigmoid(x))));
+    to[c] = value;
+  };
+  const auto part = [&](int r, float value) { return value * (exp2_fast(tops[r] - all) / weight); };
+  FW_UNROLL for (int i = 0; i < kColumns; ++i) {
+    const int c = thread + i * kRowThreads;
+    if (c >= a.dim) continue;
     float sum = 0;
     FW_UNROLL for (int r = 0; r < kHeld; ++r) {
-      if (r < runs) sum += (c == thread ? held[r] : parts[r * width + c]) * (exp2_fast(tops[r] - all) / weight);
+      if (r < runs) sum += part(r, held[i][r]);
     }
-    for (int r = kHeld; r < runs; ++r) sum += parts[r * width + c] * (exp2_fast(tops[r] - all) / weight);
-    to[c] = stored<T>(sum);
+    for (int r = kHeld; r < runs; ++r) sum += part(r, parts[r * width + c]);
+    store(c, sum, gates[i]);
+  }
+  for (int c = thread + kColumns * kRowThreads; c < a.dim; c += kRowThreads) {
+    float sum = 0;
+    for (int r = 0; r < runs; ++r) sum += part(r, parts[r * width + c]);
+    store(c, sum, of.gate.data != nullptr ? number(gate[c]) : 0.0f);
   }
 }
 
@@ -153,13 +172,10 @@ void launch_rows(const DecodeArgs<T>& of, int64_t sequences, void* stream) {
                     kRowThreads, sizeof(float) * floats, stream, of);
 }
 
-}  // namespace
-
-namespace ops {
-
+// gate: none where its data is null.
 template <class T>
-void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape,
-                    const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o) {
+void step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, Mat<const T> gate, const AttentionShape& shape,
+          const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o) {
   if (q.rows == 0) return;
   if (!past_k || !past_v || layout.host.tokens() != layout.host.count())
     fail_internal("attention_step: expected pages and sequences of one token");
@@ -174,6 +190,7 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
   a.scale = static_cast<float>(shape.scale);
   a.out = o;
   of.runs = static_cast<int>(decode_runs(shape, past_k));
+  of.gate = gate;
   of.parts = decode_parts(exec.arena, shape, q.rows, of.runs);
   const bool in_sixteens = aligned(q) && aligned(k) && aligned(v) && aligned(past_k) && aligned(past_v);
   const bool tiles = std::is_same_v<T, Bf16> && in_sixteens && takes_decode_tiles(a.dim),
@@ -192,9 +209,28 @@ void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, con
       launch_rows<T, N, kVectors, 1>(of, q.rows, stream);
     });
   }
-  launch_overlapped(decode_join_kernel<T>, Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads,
+  launch_overlapped(a.dim <= kRowThreads ? decode_join_kernel<T, 1> : decode_join_kernel<T, 2>,
+                    Dim3{static_cast<unsigned>(q.rows * shape.heads)}, kRowThreads,
                     2 * sizeof(float) * static_cast<size_t>(kDecodeRuns), stream, of);
   exec.arena.rewind(mark);
+}
+
+}  // namespace
+
+namespace ops {
+
+template <class T>
+void attention_step(const Exec<T>& exec, Mat<T> q, Mat<T> k, Mat<const T> v, const AttentionShape& shape,
+                    const PassLayout& layout, Pages<T> past_k, Pages<T> past_v, Mat<T> o) {
+  step(exec, q, k, v, Mat<const T>(), shape, layout, past_k, past_v, o);
+}
+
+template <>
+bool gated_attention_step(const Exec<Bf16>& exec, Mat<Bf16> q, Mat<Bf16> k, Mat<const Bf16> v, Mat<Bf16> gate,
+                          const AttentionShape& shape, const PassLayout& layout, Pages<Bf16> past_k, Pages<Bf16> past_v,
+                          Mat<Bf16> o) {
+  step(exec, q, k, v, Mat<const Bf16>(gate), shape, layout, past_k, past_v, o);
+  return true;
 }
 
 #define FW_INSTANTIATE(T)                                                                              \

@@ -12,7 +12,8 @@ struct DecodeArgs {
   PlainArgs<T> plain;
   float* parts = nullptr;  // [sequences, heads, runs, dim + 2]
   int runs = 0;
-  double theta = 0;  // of whole heads of q and k that decode_tiles() turns; 0: they are as they should be
+  Mat<const T> gate = {};  // of the output, before its sigmoid; none: data null
+  double theta = 0;        // of whole heads of q and k that decode_tiles() turns; 0: they are as they should be
 };
 
 // The rows that the token of sequence n sees: [first, last], the last its own, in runs of `run`.

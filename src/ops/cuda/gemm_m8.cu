@@ -46,6 +46,8 @@ struct GemmM8Args {
   int64_t gate_stride = 0;
   int head_dim = 0;  // packets of a head are a power of two, at most a warp's lanes
   GateKind kind = GateKind::kNone;
+  int64_t gates_begin = 0, gates_end = 0;  // kNorm: columns of y that become gate_scale times their sigmoids
+  float gate_scale = 0;
 };
 
 // What stands before the product.
@@ -228,7 +230,12 @@ FW_DEVICE void few_rows_tile(const GemmM8Args<T>& a) {
     }
     float sum = rstd * sum_of(r);
     if constexpr (kSwiglu) sum = sum * sigmoid(sum) * (rstd * sum_of(r + 8));
-    a.y[m * a.y_stride + first + r] = stored<T>(sum + (i == thread ? before : before_sum<kFront>(a, m, first + r)));
+    T value = stored<T>(sum + (i == thread ? before : before_sum<kFront>(a, m, first + r)));
+    if constexpr (kNorm && !kSwiglu) {
+      if (first + r >= a.gates_begin && first + r < a.gates_end)
+        value = stored<T>(a.gate_scale * sigmoid(number(value)));
+    }
+    a.y[m * a.y_stride + first + r] = value;
   }
 }
 
@@ -420,7 +427,8 @@ namespace ops {
 
 template <>
 bool normed_linear_forward(const Exec<Bf16>& exec, Mat<const Bf16> x, const float* norm, float eps,
-                           Weight<float> weight, const float* bias, bool swiglu, Mat<Bf16> y) {
+                           Weight<float> weight, const float* bias, bool swiglu, const SigmoidColumns& gates,
+                           Mat<Bf16> y) {
   const Mat<const Bf16> w = operand<Bf16>(weight);
   if (x.rows > kGemmM8MaxM || x.cols % kPacket<Bf16> != 0 || !in_packets<Bf16>(x.data, x.stride) ||
       !in_packets<Bf16>(w.data, w.stride))
@@ -432,6 +440,8 @@ bool normed_linear_forward(const Exec<Bf16>& exec, Mat<const Bf16> x, const floa
       x.data, w.data, bias, y.data, x.stride, w.stride, y.stride, x.cols, y.cols, static_cast<int>(x.rows), false};
   a.norm = norm;
   a.eps = eps;
+  a.gates_begin = gates.begin, a.gates_end = gates.begin + gates.size;
+  a.gate_scale = static_cast<float>(gates.scale);
   void* const stream = exec.device.stream();
   swiglu ? launch_tiles_for<Bf16, Front::kNorm, true>(a, stream)
          : launch_tiles_for<Bf16, Front::kNorm, false>(a, stream);

@@ -64,6 +64,8 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
   for (int64_t n = a.sequences.sequence_of(t); t < end; ++n) {
     const int64_t begin = a.sequences.begin_of(n), stop = min(end, a.sequences.begin_of(n + 1));
     if (t >= stop) continue;  // an empty sequence
+    Packet<T, N> only;        // of a decoded token, so that all it waits for is asked for at once
+    if (a.sequences.single) only.load(a.x + t * a.x_stride + column);
     Columns<N, W> window;
     load_history(a.x, a.x_stride, a.tail, a.cols, column, n, begin, t, window);
     const auto step = [&](const Packet<T, N>& packet, T* y) {
@@ -81,6 +83,10 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
     };
     const T* x = a.x + t * a.x_stride + column;
     T* y = a.y + t * a.y_stride + column;
+    if (a.sequences.single) {
+      step(only, y);
+      ++t;
+    }
     Packet<T, N> packets[kAhead];
     const auto load_ahead = [&](const T* from) {
       FW_UNROLL for (int i = 0; i < kAhead; ++i) packets[i].load(from + i * a.x_stride);
