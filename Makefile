@@ -47,7 +47,7 @@ test: configure ## build and run the tests, but for the long ones (15 minutes on
 	$(COMPILE_COMMANDS)
 	ctest --preset release -j $(JOBS) -LE '$(NOT_IN_TEST)'
 
-test-long: configure ## the long tests: most of the emulated device's, also in other orders of its threads; small models that learn needles in an essay (TURN=0, 1 or 2: a third of these)
+test-long: configure ## the long tests: the emulated device's, also in other orders of its threads; small models that learn tasks; the wheel (TURN=0, 1 or 2: a third)
 	@tools/install-deps.sh test
 	$(CMAKE_BUILD) fw_long_tests
 	ctest --preset release -j $(JOBS) -L '^long$$' $(OF_TURN)
@@ -109,13 +109,16 @@ tidy:
 	@cmake --preset tidy > /dev/null
 	@tools/tidy.py --minutes $(MINUTES)
 
-sanitize: asan-ubsan tsan ## the small tests under AddressSanitizer and UBSan, then under ThreadSanitizer (TURN: a third of the kernels' races)
+sanitize: asan-ubsan tsan ## the small tests under AddressSanitizer and UBSan, then under ThreadSanitizer (PART=host or device: without or with kernels alone; TURN: a third of the kernels' races)
 
+# Of PART host or device alone; empty: both.
+PART ?=
+OF_PART = $(if $(filter host,$(PART)),-LE '^cuda$$',$(if $(filter device,$(PART)),-L '^cuda$$') $(OF_TURN))
 asan-ubsan tsan:
 	@tools/install-deps.sh ci
 	cmake --preset $@
-	cmake --build --preset $@ -j $(JOBS)
-	tools/with_fixed_addresses.sh ctest --preset $@ -j $(JOBS) $(OF_TURN)
+	cmake --build --preset $@ -j $(JOBS) --target fw_$(PART)$(if $(PART),_)tests
+	tools/with_fixed_addresses.sh ctest --preset $@ -j $(JOBS) $(OF_PART)
 
 fuzz: ## the readers of files under libFuzzer, FUZZ_SECONDS (60) each
 	@tools/install-deps.sh ci
