@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/local_scratch.h"
@@ -63,11 +64,39 @@ void for_tiles(int64_t m, int64_t n, const Body& body) {
   });
 }
 
+// Rows of 2 KB or a multiple of it that are read as columns meet in a few sets of the first-level cache: oneDNN's
+// product of A^T then takes up to 2.5 times as long. Such rows are copied apart, so many of them at a time as stay in L2.
+constexpr int64_t kCopiedRows = 256, kApart = 16;
+bool rows_meet(int64_t stride) { return stride % 512 == 0; }
+const float* copied_apart(const float* from, int64_t stride, int64_t rows, int64_t cols, float* to) {
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(from + r * stride, cols, to + r * (cols + kApart));
+  return to;
+}
+
+// C = alpha A^T B + beta C of a tile, for rows of A that meet.
+void gemm_of_copies(int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda, const float* b,
+                    int64_t ldb, float beta, float* c, int64_t ldc) {
+  LocalScratch scratch;
+  float* const a_rows = scratch.alloc<float>(kCopiedRows * (m + kApart));
+  float* const b_rows = rows_meet(ldb) ? scratch.alloc<float>(kCopiedRows * (n + kApart)) : nullptr;
+  for (int64_t first = 0; first < k; first += kCopiedRows) {
+    const int64_t rows = std::min(kCopiedRows, k - first);
+    const float* const b_part = b + first * ldb;
+    gemm(Trans::kYes, Trans::kNo, m, n, rows, alpha, copied_apart(a + first * lda, lda, rows, m, a_rows), m + kApart,
+         b_rows != nullptr ? copied_apart(b_part, ldb, rows, n, b_rows) : b_part, b_rows != nullptr ? n + kApart : ldb,
+         first == 0 ? beta : 1.0F, c, ldc);
+  }
+}
+
 template <class T>
 void gemm_tiles(Trans ta, Trans tb, int64_t m, int64_t n, int64_t k, T alpha, const T* a, int64_t lda, const T* b,
                 int64_t ldb, T beta, T* c, int64_t ldc) {
   if (k <= 0) return scale_only(m, n, beta, c, ldc);  // a and b may be null
   for_tiles(m, n, [&](int64_t i, int64_t j, int64_t rows, int64_t cols) {
+    if constexpr (std::is_same_v<T, float>) {
+      if (ta == Trans::kYes && tb == Trans::kNo && rows_meet(lda))
+        return gemm_of_copies(rows, cols, k, alpha, a + i, lda, b + j, ldb, beta, c + i * ldc + j, ldc);
+    }
     gemm(ta, tb, rows, cols, k, alpha, ta == Trans::kNo ? a + i * lda : a + i, lda,
          tb == Trans::kNo ? b + j : b + j * ldb, ldb, beta, c + i * ldc + j, ldc);
   });

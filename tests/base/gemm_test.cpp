@@ -96,6 +96,15 @@ TYPED_TEST(GemmTest, InTilesOnAllThreads) {
   }
 }
 
+// Rows of 512 numbers, of one operand or both, which are copied apart 256 at a time.
+TYPED_TEST(GemmTest, RowsThatMeetInTheCache) {
+  for (const Shape& s : {Shape{509, 5, 300}, Shape{509, 3, 256}, Shape{509, 3, 512}, Shape{509, 511, 9},
+                         Shape{509, 511, 1}, Shape{6, 511, 300}}) {
+    for (const TypeParam beta : {TypeParam(0), TypeParam(-0.5)})
+      this->check(Trans::kYes, Trans::kNo, s, TypeParam(1.5), beta, gemm_parallel);
+  }
+}
+
 // What a build without oneDNN and OpenBLAS multiplies with: rows that fill no block of four, columns that fill no
 // vector.
 TYPED_TEST(GemmTest, OwnProductsAgainstThreeLoops) {
