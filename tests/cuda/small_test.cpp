@@ -57,7 +57,7 @@ TEST(Small, MesaInChunks) {
     MesaProblem p = mesa_problem(K == 64 ? SeqLayout({0, 20, 20, 90}) : SeqLayout({0, 70}), 1, K, 980);
     if (K == 64) add_mesa_state(p, 2, 981);
     p.shape.least = 4, p.shape.cg_steps = 6;
-    EXPECT_LE(mesa_error(p, solve<Bf16>(cuda_device(), p), solve<double>(host_device(), p)), kMesaBound) << K;
+    EXPECT_LE(mesa_error<Bf16>(p, solve<Bf16>(cuda_device(), p), solve<double>(host_device(), p)), kMesaBound) << K;
   }
 }
 

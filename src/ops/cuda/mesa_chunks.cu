@@ -33,7 +33,8 @@ struct ChunkMemory {
   static constexpr int kSteps = K / 16, kStep = K / 8 * 32;  // kStep: uint4 of 16 rows of H
   static constexpr int kH = 2 * kTokens * K, kP = kH + 16 * kSharedSteps * kStep, kS = kP + 2 * kTokens * K;
   static constexpr int kSums = kS + 4 * kTokens * kTokens, kLambda = kSums + 2 * 4 * kTokens * kParts;
-  static constexpr size_t kBytes = kLambda + 4 * K;
+  static constexpr int kScales = kLambda + 4 * K, kPlace = kScales + 4 * kTokens;
+  static constexpr size_t kBytes = kPlace + 16;
 
   char* base;
   FW_DEVICE uint32_t keys() const { return shared_address(base); }  // tiles of 64 columns (sw128.h)
@@ -46,6 +47,9 @@ struct ChunkMemory {
   FW_DEVICE float* betas() const { return reinterpret_cast<float*>(log_decays() + kTokens); }
   FW_DEVICE float4* sums(int which) const { return reinterpret_cast<float4*>(base + kSums) + which * kTokens; }
   FW_DEVICE float* lambda() const { return reinterpret_cast<float*>(base + kLambda); }
+  // What the last lines need, which would be spilled: scales of x; where the chunk begins in x, and its tokens.
+  FW_DEVICE float* scales() const { return reinterpret_cast<float*>(base + kScales); }
+  FW_DEVICE int64_t* place() const { return reinterpret_cast<int64_t*>(base + kPlace); }
 };
 
 struct Add {
@@ -121,16 +125,16 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
   for (int c = thread; c < K; c += kChunkThreads)
     m.lambda()[c] = softplus(a.lambda[head * K + c]) + static_cast<float>(a.shape.least);
 
+  if (thread == 0) m.place()[0] = chunk.first * a.x.stride + head * K, m.place()[1] = chunk.rows;
+
   // r, and x, p and ap: [tile][2 half + i]. p is packed: [tile][half].
   const int first_row = group * kGroupTokens + lane / 4, first_channel = part * (K / kParts) + lane % 4 * 2;
-  const auto place = [&](int64_t stride, int half) {
-    return (chunk.first + first_row + 8 * half) * stride + head * K + first_channel;
-  };
-  float x[kTiles][4] = {}, r[kTiles][4] = {}, scale[2], unscale[2], square[2] = {}, enough[2];
+  float x[kTiles][4] = {}, r[kTiles][4] = {}, scale[2], square[2] = {}, enough[2];
   FW_UNROLL for (int half = 0; half < 2; ++half) {
     float largest = 0;
     if (first_row + 8 * half < chunk.rows) {
-      const uint32_t* const words = reinterpret_cast<const uint32_t*>(a.rhs.data + place(a.rhs.stride, half));
+      const uint32_t* const words = reinterpret_cast<const uint32_t*>(
+          a.rhs.data + (chunk.first + first_row + 8 * half) * a.rhs.stride + head * K + first_channel);
       FW_UNROLL for (int j = 0; j < kTiles; ++j) {
         r[j][2 * half] = bf16_low(words[4 * j]), r[j][2 * half + 1] = bf16_high(words[4 * j]);
         largest = fmaxf(largest, fmaxf(fabsf(r[j][2 * half]), fabsf(r[j][2 * half + 1])));
@@ -141,7 +145,9 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
   join_channels(scale, m.sums(0), group, part, lane, Largest{});
   uint32_t p[kTiles][2];
   FW_UNROLL for (int half = 0; half < 2; ++half) {
-    scale_to_one(scale[half], scale[half], unscale[half]);
+    float inverse;
+    scale_to_one(scale[half], scale[half], inverse);
+    if (part == 0 && lane % 4 == 0) m.scales()[first_row + 8 * half] = inverse;
     FW_UNROLL for (int j = 0; j < kTiles; ++j) {
       FW_UNROLL for (int i = 2 * half; i < 2 * half + 2; ++i) r[j][i] *= scale[half], square[half] += r[j][i] * r[j][i];
       p[j][half] = pack_bf16(r[j][2 * half], r[j][2 * half + 1]);
@@ -176,7 +182,8 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
   const int own_h = part * kTiles * 32 + lane;
   const float2* const lambda = reinterpret_cast<const float2*>(m.lambda() + first_channel);
   const uint32_t keys = m.keys();
-  for (int64_t step = 0; step < a.shape.cg_steps; ++step) {
+  const auto steps = static_cast<int>(a.shape.cg_steps);
+  FW_NO_UNROLL for (int step = 0; step < steps; ++step) {
     if (warp_ballot(square[0] > enough[0] || square[1] > enough[1]) == 0) break;  // the same for the group's warps
     FW_UNROLL for (int j = 0; j < kTiles / 2; ++j) own_p[j * kPiece] =
         make_uint4(p[2 * j][0], p[2 * j][1], p[2 * j + 1][0], p[2 * j + 1][1]);
@@ -253,10 +260,12 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
   }
 
   FW_UNROLL for (int half = 0; half < 2; ++half) {
-    if (first_row + 8 * half >= chunk.rows) continue;
-    uint32_t* const words = reinterpret_cast<uint32_t*>(a.x.data + place(a.x.stride, half));
+    const int row = first_row + 8 * half;
+    if (row >= m.place()[1]) continue;
+    const float of_row = m.scales()[row];
+    uint32_t* const words = reinterpret_cast<uint32_t*>(a.x.data + m.place()[0] + row * a.x.stride + first_channel);
     FW_UNROLL for (int j = 0; j < kTiles; ++j) words[4 * j] =
-        pack_bf16(unscale[half] * x[j][2 * half], unscale[half] * x[j][2 * half + 1]);
+        pack_bf16(of_row * x[j][2 * half], of_row * x[j][2 * half + 1]);
   }
 }
 
