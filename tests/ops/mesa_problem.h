@@ -96,8 +96,8 @@ std::vector<double> solve(Device& device, const MesaProblem& p, int64_t pad = 8)
   return x.values();
 }
 
-// The largest |got - want| / |want| of a token's head. Of results of bf16, what is beyond their rounding: half a unit of
-// the last place of each number.
+// The largest |got - want| / |want| of a token's head. Of results of bf16, what is beyond their rounding: half a unit
+// of the last place of each number.
 template <class T>
 double mesa_error(const MesaProblem& p, const std::vector<double>& got, const std::vector<double>& want) {
   double largest = 0;
@@ -117,8 +117,8 @@ double mesa_error(const MesaProblem& p, const std::vector<double>& got, const st
   return largest;
 }
 
-// Of the solve in bf16 at condition numbers below 10, beyond rounding: H, the weights and S have 2^-17 or better. Without
-// the low part of any of them it would be 1e-4 or more.
+// Of the solve in bf16 at condition numbers below 10, beyond rounding: H, the weights and S have 2^-17 or better.
+// Without the low part of any of them it would be 1e-4 or more.
 inline constexpr double kMesaBound = 5e-5;
 
 }  // namespace fw::testing

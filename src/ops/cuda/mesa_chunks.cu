@@ -21,8 +21,8 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kTokens = static_cast<int>(kMesaChunk), kParts = 4, kGroupTokens = 16, kGroups = kTokens / kGroupTokens,
-              kGroupThreads = 32 * kParts, kChunkThreads = kGroups * kGroupThreads;
+constexpr int kParts = 4, kGroupTokens = 16, kGroups = kMesaTokens / kGroupTokens, kGroupThreads = 32 * kParts,
+              kChunkThreads = kGroups * kGroupThreads;
 // Left operands of mma_bf16 in shared memory: 16 tokens by 16 columns are 32 lanes of 16 bytes.
 constexpr int kPiece = 32;
 
@@ -31,10 +31,10 @@ constexpr int kPiece = 32;
 template <int K, int kSharedSteps>
 struct ChunkMemory {
   static constexpr int kSteps = K / 16, kStep = K / 8 * 32;  // kStep: uint4 of 16 rows of H
-  static constexpr int kH = 2 * kTokens * K, kP = kH + 16 * kSharedSteps * kStep, kS = kP + 2 * kTokens * K;
-  static constexpr int kSums = kS + 4 * kTokens * kTokens, kLambda = kSums + 2 * 4 * kTokens * kParts;
-  static constexpr int kScales = kLambda + 4 * K, kPlace = kScales + 4 * kTokens;
-  static constexpr size_t kBytes = kPlace + 16;
+  static constexpr int kH = 2 * kMesaTokens * K, kP = kH + 16 * kSharedSteps * kStep, kS = kP + 2 * kMesaTokens * K;
+  static constexpr int kSums = kS + 4 * kMesaTokens * kMesaTokens, kLambda = kSums + 2 * 4 * kMesaTokens * kParts;
+  static constexpr int kScales = kLambda + 4 * K, kOutput = kScales + 4 * kMesaTokens;
+  static constexpr size_t kBytes = kOutput + 16;
 
   char* base;
   FW_DEVICE uint32_t keys() const { return shared_address(base); }  // tiles of 64 columns (sw128.h)
@@ -44,12 +44,12 @@ struct ChunkMemory {
   FW_DEVICE uint4* s(int group) const { return reinterpret_cast<uint4*>(base + kS) + group * kGroups * 2 * kPiece; }
   // Before the first step, where S will lie: sums of log decays, and beta.
   FW_DEVICE double* log_decays() const { return reinterpret_cast<double*>(base + kS); }
-  FW_DEVICE float* betas() const { return reinterpret_cast<float*>(log_decays() + kTokens); }
-  FW_DEVICE float4* sums(int which) const { return reinterpret_cast<float4*>(base + kSums) + which * kTokens; }
+  FW_DEVICE float* betas() const { return reinterpret_cast<float*>(log_decays() + kMesaTokens); }
+  FW_DEVICE float4* sums(int which) const { return reinterpret_cast<float4*>(base + kSums) + which * kMesaTokens; }
   FW_DEVICE float* lambda() const { return reinterpret_cast<float*>(base + kLambda); }
-  // What the last lines need, which would be spilled: scales of x; where the chunk begins in x, and its tokens.
+  // What the last lines need and registers have no room for: scales of x; the chunk's offset in x, and its tokens.
   FW_DEVICE float* scales() const { return reinterpret_cast<float*>(base + kScales); }
-  FW_DEVICE int64_t* place() const { return reinterpret_cast<int64_t*>(base + kPlace); }
+  FW_DEVICE int64_t* output() const { return reinterpret_cast<int64_t*>(base + kOutput); }
 };
 
 struct Add {
@@ -59,7 +59,7 @@ struct Largest {
   FW_DEVICE float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 // of[half]: of a thread's channels of its tokens. Then of all channels, in the same order for all warps of the group.
-// The numbers at `sums` are read until the group's next barrier but one.
+// What is at `sums` is read before the group's next barrier.
 template <class Join>
 FW_DEVICE void join_channels(float (&of)[2], float4* sums, int group, int part, int lane, const Join& join) {
   FW_UNROLL for (int half = 0; half < 2; ++half) {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
   const uint32_t shared_h = shared_address(m.h());
   for (int i = thread; i < kSharedSteps * Memory::kStep; i += kChunkThreads)
     cp_async_16(shared_h + static_cast<uint32_t>(16 * i), h_before + i, true);
-  for (int i = thread; i < kTokens * kAtoms; i += kChunkThreads) {
+  for (int i = thread; i < kMesaTokens * kAtoms; i += kChunkThreads) {
     const int row = i / kAtoms, atom = i % kAtoms;
     const bool there = row < chunk.rows;
     cp_async_16(m.keys() + atom_offset(row, atom),
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
   for (int c = thread; c < K; c += kChunkThreads)
     m.lambda()[c] = softplus(a.lambda[head * K + c]) + static_cast<float>(a.shape.least);
 
-  if (thread == 0) m.place()[0] = chunk.first * a.x.stride + head * K, m.place()[1] = chunk.rows;
+  if (thread == 0) m.output()[0] = chunk.first * a.x.stride + head * K, m.output()[1] = chunk.rows;
 
   // r, and x, p and ap: [tile][2 half + i]. p is packed: [tile][half].
   const int first_row = group * kGroupTokens + lane / 4, first_channel = part * (K / kParts) + lane % 4 * 2;
@@ -261,9 +261,9 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
 
   FW_UNROLL for (int half = 0; half < 2; ++half) {
     const int row = first_row + 8 * half;
-    if (row >= m.place()[1]) continue;
+    if (row >= m.output()[1]) continue;
     const float of_row = m.scales()[row];
-    uint32_t* const words = reinterpret_cast<uint32_t*>(a.x.data + m.place()[0] + row * a.x.stride + first_channel);
+    uint32_t* const words = reinterpret_cast<uint32_t*>(a.x.data + m.output()[0] + row * a.x.stride + first_channel);
     FW_UNROLL for (int j = 0; j < kTiles; ++j) words[4 * j] =
         pack_bf16(of_row * x[j][2 * half], of_row * x[j][2 * half + 1]);
   }

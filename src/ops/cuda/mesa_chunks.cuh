@@ -13,6 +13,8 @@
 
 namespace fw::cuda {
 
+inline constexpr int kMesaTokens = static_cast<int>(kMesaChunk);
+
 template <class T>
 struct MesaArgs {
   MesaShape shape;

@@ -1,7 +1,7 @@
 // The regularised least squares of a Mesa layer on the device (ops.def). The kernel here goes token by token. H =
 // exp(g) H + beta k k^T in double. Then (H + Diag(lambda)) x = rhs is solved by Cholesky or by conjugate gradients. A
 // block has a head of a sequence. Lower triangles lie in shared memory, row by row: H in one, and in another the matrix
-// that is taken apart. The last row of that one is the right-hand side, which is solved forward as the columns are made.
+// that is taken apart. Its last row is the right-hand side, which is solved forward as the columns are made.
 // Conjugate gradients of bf16 sequences go in chunks where takes_mesa_chunks() says so (scratch.h, mesa_chunks.cuh).
 #include <cmath>
 #include <type_traits>

@@ -14,11 +14,11 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kStateThreads = 128, kSliceRows = 32, kTokens = static_cast<int>(kMesaChunk);
+constexpr int kStateThreads = 128, kSliceRows = 32;
 
 template <int K>
 struct StatesMemory {
-  static constexpr int kKeyBytes = 2 * kTokens * K, kWeights = 2 * kKeyBytes, kWeightsOfChunk = kTokens + 1;
+  static constexpr int kKeyBytes = 2 * kMesaTokens * K, kWeights = 2 * kKeyBytes, kWeightsOfChunk = kMesaTokens + 1;
   static constexpr size_t kBytes = kWeights + 2 * sizeof(float) * (kWeightsOfChunk + 3);
 };
 
@@ -27,7 +27,7 @@ FW_DEVICE void make_weights(double (&g)[2], const float (&beta)[2], int lane, fl
   sum_log_decays(g, lane);
   const double all = move_double(g[1], [](uint32_t word) { return shuffle(word, 31); });
   FW_UNROLL for (int i = 0; i < 2; ++i) weights[2 * lane + i] = beta[i] * exp_fast(static_cast<float>(all - g[i]));
-  if (lane == 0) weights[kTokens] = exp_fast(static_cast<float>(all));
+  if (lane == 0) weights[kMesaTokens] = exp_fast(static_cast<float>(all));
 }
 
 template <int K>
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kStateThreads) mesa_states_kernel(const MesaAr
   const int64_t task = block_index_x() / kSlices, n = task / a.shape.heads, head = task % a.shape.heads,
                 begin = a.sequences.offsets[n], tokens = a.sequences.offsets[n + 1] - begin;
   if (tokens < kLeastMesaTokens) return;
-  const int chunks = static_cast<int>((tokens + kTokens - 1) / kTokens);
+  const int chunks = static_cast<int>((tokens + kMesaTokens - 1) / kMesaTokens);
   char* const shared = shared_memory();
   const uint32_t keys = shared_address(shared);
 
@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(kStateThreads) mesa_states_kernel(const MesaAr
   double g[2] = {};
   float beta[2] = {};
   const auto load = [&](int c) {
-    const int64_t first = begin + int64_t{c} * kTokens;
+    const int64_t first = begin + int64_t{c} * kMesaTokens;
     const Bf16* const from = a.k.data + first * a.k.stride + head * K;
-    for (int i = thread; i < kTokens * kAtoms; i += kStateThreads)
+    for (int i = thread; i < kMesaTokens * kAtoms; i += kStateThreads)
       cp_async_16(keys + static_cast<uint32_t>(c % 2 * Memory::kKeyBytes) + atom_offset(i / kAtoms, i % kAtoms),
                   from + i / kAtoms * a.k.stride + i % kAtoms * 8, true);
     cp_async_commit();
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kStateThreads) mesa_states_kernel(const MesaAr
 
     const uint32_t tile = keys + static_cast<uint32_t>(c % 2 * Memory::kKeyBytes);
     float sum[2][2 * kPairs][4] = {};
-    FW_UNROLL for (int s = 0; s < kTokens / 16; ++s) {
+    FW_UNROLL for (int s = 0; s < kMesaTokens / 16; ++s) {
       uint32_t right[kPairs][4];
       FW_UNROLL for (int j = 0; j < kPairs; ++j)
           ldmatrix_x4_trans(right[j], b_fragment_trans(tile, 16 * s, warp * (K / 32) + 2 * j));
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kStateThreads) mesa_states_kernel(const MesaAr
       }
     }
     // Apart from the products' sums, which mma rounds towards zero.
-    const float decay = weights[kTokens];
+    const float decay = weights[kMesaTokens];
     FW_UNROLL for (int m = 0; m < 2; ++m) {
       FW_UNROLL for (int j = 0; j < 2 * kPairs; ++j) {
         FW_UNROLL for (int i = 0; i < 4; ++i) h[m][j][i] = decay * h[m][j][i] + sum[m][j][i];
