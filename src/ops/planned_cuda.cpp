@@ -180,7 +180,7 @@ struct Plan {
   }
   static void mesa_solve(E exec, const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<const T>, Mat<const W>,
                          const W*, const PassLayout& layout, const W*, Mat<T> x) {
-    if (!cuda::takes_mesa_chunks(shape, rhs, k, x, layout.host)) return;
+    if (x.rows == 0 || !cuda::takes_mesa_chunks(shape, rhs, k, x)) return;
     const ArenaMark mark(exec.arena);
     cuda::mesa_scratch(exec.arena, shape, x.rows, layout.host.count());
   }

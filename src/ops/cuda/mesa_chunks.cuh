@@ -70,12 +70,11 @@ struct MesaChunk {
     }
     const int64_t begin = sequences.offsets[low], end = sequences.offsets[low + 1];
     first = begin + (slot - first_mesa_slot(sequences, low)) * kMesaChunk;
-    rows = end - begin < kLeastMesaTokens ? 0 : static_cast<int>(max(int64_t{0}, min(kMesaChunk, end - first)));
+    rows = static_cast<int>(max(int64_t{0}, min(kMesaChunk, end - first)));
   }
 };
 
-// Sequences of at least kLeastMesaTokens tokens; the others are not touched. K is 64 or 128. states: mesa_scratch()
-// scratch.h.
+// K is 64 or 128. states: mesa_scratch() of scratch.h.
 void mesa_states(const MesaArgs<Bf16>& a, Bf16* states, void* stream);
 void mesa_chunks(const MesaArgs<Bf16>& a, const Bf16* states, void* stream);
 

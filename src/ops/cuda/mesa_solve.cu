@@ -122,14 +122,12 @@ FW_DEVICE void by_conjugate_gradients(const SolveMemory& m, int K, int64_t steps
   sync_threads();
 }
 
-// Sequences of at most `longest` tokens.
 template <class T>
-__global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const MesaArgs<T> a, int64_t longest) {
+__global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const MesaArgs<T> a) {
   const int K = static_cast<int>(a.shape.key_dim), thread = static_cast<int>(thread_index()),
             lane = static_cast<int>(lane_index());
   const int64_t task = block_index_x(), n = task / a.shape.heads, head = task % a.shape.heads, first = head * K,
                 width = a.shape.value_dim + K;
-  if (a.sequences.offsets[n + 1] - a.sequences.offsets[n] > longest) return;
   const SolveMemory m(shared_memory(), K);
   for (int i = thread; i < K; i += kThreads) {
     const double x = a.lambda[first + i];
@@ -198,19 +196,16 @@ void mesa_solve(const Exec<T>& exec, const MesaShape& shape, Mat<const T> rhs, M
     fail_usage("mesa: expected key heads of at most {} channels on CUDA, got {}", kMostKey, shape.key_dim);
   if (x.rows == 0) return;
   const MesaArgs<T> args{shape, rhs, k, beta, g, lambda, PassSequences(layout), state, x};
-  int64_t longest = x.rows;  // of those that go token by token
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (takes_mesa_chunks(shape, rhs, k, x, layout.host)) {
+    if (takes_mesa_chunks(shape, rhs, k, x)) {
       const ArenaMark mark(exec.arena);
       Bf16* const states = cuda::mesa_scratch(exec.arena, shape, x.rows, layout.host.count());
       cuda::mesa_states(args, states, exec.device.stream());
-      mesa_chunks(args, states, exec.device.stream());
-      longest = kLeastMesaTokens - 1;
-      if (least_tokens(layout.host) > longest) return;
+      return mesa_chunks(args, states, exec.device.stream());
     }
   }
   launch(mesa_solve_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)}, kThreads,
-         SolveMemory::bytes(shape.key_dim), exec.device.stream(), args, longest);
+         SolveMemory::bytes(shape.key_dim), exec.device.stream(), args);
 }
 
 template <class T>

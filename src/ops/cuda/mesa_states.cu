@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kStateThreads) mesa_states_kernel(const MesaAr
             warp = static_cast<int>(warp_index()), slice = static_cast<int>(block_index_x()) % kSlices;
   const int64_t task = block_index_x() / kSlices, n = task / a.shape.heads, head = task % a.shape.heads,
                 begin = a.sequences.offsets[n], tokens = a.sequences.offsets[n + 1] - begin;
-  if (tokens < kLeastMesaTokens) return;
+  if (tokens == 0) return;
   const int chunks = static_cast<int>((tokens + kMesaTokens - 1) / kMesaTokens);
   char* const shared = shared_memory();
   const uint32_t keys = shared_address(shared);

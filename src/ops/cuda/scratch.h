@@ -179,26 +179,17 @@ struct RotaryBackwardScratch {
 };
 
 // A Mesa layer's solve by chunks (mesa_chunks.cuh). Chunk c of sequence n has slot offsets[n] / 64 + n + c, which is
-// no other chunk's. A shorter sequence costs less token by token. So it goes in any pass, which keeps its bits.
-inline constexpr int64_t kMesaChunk = 64, kLeastMesaTokens = 4;
+// no other chunk's. A chunk of one token takes less time than the solve token by token.
+inline constexpr int64_t kMesaChunk = 64;
+template <class T>
+bool takes_mesa_chunks(const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<T> x) {
+  return sizeof(T) == 2 && shape.cg_steps > 0 && (shape.key_dim == 64 || shape.key_dim == 128) && in_sixteens(rhs) &&
+         in_sixteens(k) && in_sixteens(x);
+}
 inline int64_t mesa_slots(int64_t tokens, int64_t sequences) { return tokens / kMesaChunk + sequences; }
 // H before each chunk, as two bf16 matrices: [slots, heads, 2, K, K].
 inline Bf16* mesa_scratch(Arena& arena, const MesaShape& shape, int64_t tokens, int64_t sequences) {
   return arena.alloc<Bf16>(mesa_slots(tokens, sequences) * shape.heads * 2 * shape.key_dim * shape.key_dim);
-}
-inline int64_t least_tokens(const SeqLayout& layout) {
-  int64_t least = layout.tokens();
-  for (int64_t n = 0; n < layout.count(); ++n) least = std::min(least, layout.length(n));
-  return least;
-}
-template <class T>
-bool takes_mesa_chunks(const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<T> x, const SeqLayout& layout) {
-  if (sizeof(T) != 2 || shape.cg_steps == 0 || (shape.key_dim != 64 && shape.key_dim != 128)) return false;
-  if (!in_sixteens(rhs) || !in_sixteens(k) || !in_sixteens(x)) return false;
-  for (int64_t n = 0; n < layout.count(); ++n) {
-    if (layout.length(n) >= kLeastMesaTokens) return true;
-  }
-  return false;
 }
 
 // Routing: a tile is the choices that a block sorts. The warps of a block, a token each, have 3 E words of shared
