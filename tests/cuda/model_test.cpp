@@ -262,7 +262,7 @@ std::vector<Named> models() {
       {"mesa", tiny("gated_deltanet2", {"mesa", "window"})},
       {"mesa_in_chunks", with(tiny("gated_deltanet2", {"mesa", "window"}),
                               [](ModelConfig& c) {
-                                c.mesa.num_heads = 1, c.mesa.head_dim = 64;
+                                c.mesa.head_dim = 64;
                                 c.mesa.cg_steps = 30;
                               })},
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
