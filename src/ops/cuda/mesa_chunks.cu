@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
   uint4* const own_p = m.p(group) + part * (kTiles / 2) * kPiece + lane;
   const uint4* const group_s = m.s(group) + lane;
   uint4* const own_s = m.s(group) + part * 2 * kPiece + lane;
-  const int own_h = part * kTiles * 32 + lane;
+  const uint4 *const own_h = m.h() + part * kTiles * 32 + lane, *const outside = h_before + part * kTiles * 32 + lane;
   const float2* const lambda = reinterpret_cast<const float2*>(m.lambda() + first_channel);
   const uint32_t keys = m.keys();
   const auto steps = static_cast<int>(a.shape.cg_steps);
@@ -196,8 +196,8 @@ __global__ void __launch_bounds__(kChunkThreads, 1) mesa_chunks_kernel(const Mes
       ldmatrix_x4(key, b_fragment(keys, part * kGroupTokens, 2 * k));
       uint4 right[kTiles];
       FW_UNROLL for (int j = 0; j < kTiles; ++j) {
-        const int at = k * Memory::kStep + j * 32 + own_h;
-        right[j] = k < kSharedSteps ? m.h()[at] : h_before[at];
+        const int at = k * Memory::kStep + j * 32;
+        right[j] = k < kSharedSteps ? own_h[at] : outside[at];
       }
       mma_bf16(s[0], left, key[0], key[1]);
       mma_bf16(s[1], left, key[2], key[3]);
