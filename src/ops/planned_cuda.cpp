@@ -178,6 +178,12 @@ struct Plan {
     if (factors > 0) cuda::factor_sums(exec.arena, shape);
     plan_head_rows(exec, sums, z);
   }
+  static void mesa_solve(E exec, const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<const T>, Mat<const W>,
+                         const W*, const PassLayout& layout, const W*, Mat<T> x) {
+    if (x.rows == 0 || !cuda::takes_mesa_chunks(shape, rhs, k, x)) return;
+    const ArenaMark mark(exec.arena);
+    cuda::mesa_scratch(exec.arena, shape, x.rows, layout.host.count());
+  }
   static void mesa_lambda_backward(E exec, Mat<const T> x, Mat<const T>, const W*, W*) { plan_sums(exec, 1, x); }
   static void head_subtract_backward(E exec, Mat<const T>, Mat<const T> x, const W*, int64_t, Mat<T>, W*) {
     plan_sums(exec, 1, x, true);
@@ -280,6 +286,7 @@ const Ops<T>& planned_cuda_ops() {
     ops.mamba3_diag_backward = &P::mamba3_diag_backward;
     ops.mamba3_expand_backward = &P::mamba3_expand_backward;
     ops.mamba3_gate_backward = &P::mamba3_gate_backward;
+    ops.mesa_solve = &P::mesa_solve;
     ops.mesa_lambda_backward = &P::mesa_lambda_backward;
     ops.route_forward = &P::route_forward;
     ops.attention_forward = &P::attention_forward;

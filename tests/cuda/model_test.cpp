@@ -260,6 +260,11 @@ std::vector<Named> models() {
                              c.mamba3.decay_activation = "heavy_tail";
                            })},
       {"mesa", tiny("gated_deltanet2", {"mesa", "window"})},
+      {"mesa_in_chunks", with(tiny("gated_deltanet2", {"mesa", "window"}),
+                              [](ModelConfig& c) {
+                                c.mesa.head_dim = 64;
+                                c.mesa.cg_steps = 30;
+                              })},
       {"tied", with(tiny("gated_deltanet2", {"recurrent"}), [](ModelConfig& c) { c.tie_word_embeddings = true; })},
       // All experts are chosen: of nearly equal scores bf16 may choose otherwise than the CPU (DeviceExperts below).
       {"experts", with(tiny("gated_deltanet", {"recurrent", "attention"}),

@@ -9,6 +9,7 @@
 #include "emulation/gpu.h"
 #endif
 #include "gpu/device.h"
+#include "ops/mesa_problem.h"
 #include "scan/cuda/pipeline.h"
 
 namespace fw::testing {
@@ -47,6 +48,16 @@ TEST(Small, EveryKernel) {
       EXPECT_TRUE(close(header_forward(problem, run), problem.forward(), bound, kChunkFloor));
       EXPECT_TRUE(close_gradients(header_backward(problem, run), problem.backward(), problem.rule, false));
     }
+  }
+}
+
+// Few steps suffice where lambda is large.
+TEST(Small, MesaInChunks) {
+  for (const int64_t K : {64, 128}) {
+    MesaProblem p = mesa_problem(K == 64 ? SeqLayout({0, 20, 20, 90}) : SeqLayout({0, 70}), 1, K, 980);
+    if (K == 64) add_mesa_state(p, 2, 981);
+    p.shape.least = 4, p.shape.cg_steps = 6;
+    EXPECT_LE(mesa_error<Bf16>(p, solve<Bf16>(cuda_device(), p), solve<double>(host_device(), p)), kMesaBound) << K;
   }
 }
 

@@ -1,15 +1,17 @@
-// The regularised least squares of a Mesa layer on the device, one token after the other (ops.def). H = exp(g) H + beta
-// k k^T in double. Then (H + Diag(lambda)) x = rhs is solved by Cholesky or by conjugate gradients. A block has a head
-// of a sequence. Lower triangles lie in shared memory, row by row: H in one, and in another the matrix that is taken
-// apart. The last row of that one is the right-hand side, which is solved forward as the columns are made.
-#include <bit>
+// The regularised least squares of a Mesa layer on the device (ops.def). The kernel here goes token by token. H =
+// exp(g) H + beta k k^T in double. Then (H + Diag(lambda)) x = rhs is solved by Cholesky or by conjugate gradients. A
+// block has a head of a sequence. Lower triangles lie in shared memory, row by row: H in one, and in another the matrix
+// that is taken apart. Its last row is the right-hand side, which is solved forward as the columns are made.
+// Conjugate gradients of bf16 sequences go in chunks where takes_mesa_chunks() says so (scratch.h, mesa_chunks.cuh).
 #include <cmath>
+#include <type_traits>
 
+#include "base/arena_mark.h"
 #include "base/error.h"
 #include "ops/cuda/elementwise.cuh"
 #include "ops/cuda/kinds.h"
 #include "ops/cuda/math.cuh"
-#include "ops/cuda/sequences.cuh"
+#include "ops/cuda/mesa_chunks.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -18,17 +20,6 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kMostKey = kinds::kMostMesaKey;
 
 constexpr int triangle(int i) { return i * (i + 1) / 2; }
-
-template <class T>
-struct SolveArgs {
-  MesaShape shape;
-  Mat<const T> rhs, k, beta;
-  Mat<const float> g;
-  const float* lambda;
-  PassSequences sequences;
-  const float* state;
-  Mat<T> x;
-};
 
 struct SolveMemory {
   double *h, *a;                       // triangles of K and of K + 1 rows
@@ -51,13 +42,9 @@ struct SolveMemory {
   }
 };
 
-struct Words {
-  uint32_t low, high;
-};
 FW_DEVICE double warp_sum_double(double x) {
   FW_UNROLL for (int mask = 16; mask > 0; mask /= 2) {
-    const Words mine = std::bit_cast<Words>(x);
-    x += std::bit_cast<double>(Words{shuffle_xor(mine.low, mask), shuffle_xor(mine.high, mask)});
+    x += move_double(x, [&](uint32_t word) { return shuffle_xor(word, mask); });
   }
   return x;
 }
@@ -136,7 +123,7 @@ FW_DEVICE void by_conjugate_gradients(const SolveMemory& m, int K, int64_t steps
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const SolveArgs<T> a) {
+__global__ void __launch_bounds__(kThreads) mesa_solve_kernel(const MesaArgs<T> a) {
   const int K = static_cast<int>(a.shape.key_dim), thread = static_cast<int>(thread_index()),
             lane = static_cast<int>(lane_index());
   const int64_t task = block_index_x(), n = task / a.shape.heads, head = task % a.shape.heads, first = head * K,
@@ -208,9 +195,17 @@ void mesa_solve(const Exec<T>& exec, const MesaShape& shape, Mat<const T> rhs, M
   if (shape.key_dim > kMostKey)
     fail_usage("mesa: expected key heads of at most {} channels on CUDA, got {}", kMostKey, shape.key_dim);
   if (x.rows == 0) return;
+  const MesaArgs<T> args{shape, rhs, k, beta, g, lambda, PassSequences(layout), state, x};
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (takes_mesa_chunks(shape, rhs, k, x)) {
+      const ArenaMark mark(exec.arena);
+      Bf16* const states = cuda::mesa_scratch(exec.arena, shape, x.rows, layout.host.count());
+      cuda::mesa_states(args, states, exec.device.stream());
+      return mesa_chunks(args, states, exec.device.stream());
+    }
+  }
   launch(mesa_solve_kernel<T>, Dim3{static_cast<unsigned>(layout.host.count() * shape.heads)}, kThreads,
-         SolveMemory::bytes(shape.key_dim), exec.device.stream(),
-         SolveArgs<T>{shape, rhs, k, beta, g, lambda, PassSequences(layout), state, x});
+         SolveMemory::bytes(shape.key_dim), exec.device.stream(), args);
 }
 
 template <class T>

@@ -178,6 +178,20 @@ struct RotaryBackwardScratch {
   }
 };
 
+// A Mesa layer's solve by chunks (mesa_chunks.cuh). Chunk c of sequence n has slot offsets[n] / 64 + n + c, which is
+// no other chunk's. A chunk of one token takes less time than the solve token by token.
+inline constexpr int64_t kMesaChunk = 64;
+template <class T>
+bool takes_mesa_chunks(const MesaShape& shape, Mat<const T> rhs, Mat<const T> k, Mat<T> x) {
+  return sizeof(T) == 2 && shape.cg_steps > 0 && (shape.key_dim == 64 || shape.key_dim == 128) && in_sixteens(rhs) &&
+         in_sixteens(k) && in_sixteens(x);
+}
+inline int64_t mesa_slots(int64_t tokens, int64_t sequences) { return tokens / kMesaChunk + sequences; }
+// H before each chunk, as two bf16 matrices: [slots, heads, 2, K, K].
+inline Bf16* mesa_scratch(Arena& arena, const MesaShape& shape, int64_t tokens, int64_t sequences) {
+  return arena.alloc<Bf16>(mesa_slots(tokens, sequences) * shape.heads * 2 * shape.key_dim * shape.key_dim);
+}
+
 // Routing: a tile is the choices that a block sorts. The warps of a block, a token each, have 3 E words of shared
 // memory each. Few tokens are routed and sorted by one block, without scratch.
 inline constexpr int kRouteTile = 1024;
