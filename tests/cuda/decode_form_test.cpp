@@ -21,7 +21,6 @@ TEST(DecodeForm, HasTheBitsOfStepsAndTheGradientsOfChunks) {
   for (const Rule& rule : all_rules()) {
     const uint64_t seed = rule_seed(rule, 800);
     if (lacks(rule) || rule.uses_precond() || (emulated() && seed % 7 != 0)) continue;
-    if (!on_hopper() && rule.gain_bound > 1) continue;  // no chunk form
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(2, 66);
     options.H = 1;

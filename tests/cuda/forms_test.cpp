@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "cuda/device_runs.h"
 
@@ -136,8 +137,8 @@ TEST(ChunkForm, ResetsAndStrongDecays) {
   }
 }
 
-TEST(ChunkForm, EveryLength) {
-  const char* const names[] = {"gated_deltanet", "kda", "mamba2", "gated_deltanet2", "precond_kda", "qdelta"};
+// Of rules in turn.
+void expect_every_length(const std::vector<const char*>& rules, uint64_t seed) {
   for (int64_t length = 0; length <= 130; ++length) {
     if (emulated() && length % 16 > 1 && length % 64 != 63) continue;
     ProblemOptions options;
@@ -145,12 +146,21 @@ TEST(ChunkForm, EveryLength) {
     options.H = options.HV = emulated() ? 2 : 8;
     options.K = length % 2 == 0 ? 64 : 128;
     options.V = 64;
-    options.seed = static_cast<uint64_t>(length) + 400;
-    const Rule rule = preset(names[length % 6]).rule;
+    options.seed = static_cast<uint64_t>(length) + seed;
+    const Rule rule = parse_rule(rules[static_cast<size_t>(length) % rules.size()]);
     const Problem problem = of_bf16_numbers(random_problem(rule, options));
     expect_chunk_form(problem, device_run(FW_FORM_CHUNK));
     expect_token_form(problem, device_run(FW_FORM_TOKEN));
   }
+}
+
+TEST(ChunkForm, EveryLength) {
+  expect_every_length({"gated_deltanet", "kda", "mamba2", "gated_deltanet2", "precond_kda", "qdelta"}, 400);
+}
+
+TEST(ChunkForm, EveryLengthOfStepsAboveOne) {
+  expect_every_length({"gated_deltanet_neg", "kda_neg", "deltanet_neg", "gated_deltanet2_neg", "qdelta gain_bound=2"},
+                      540);
 }
 
 // What forward saves, backward takes whatever memory its own tensors have, in which forward may have taken other

@@ -149,7 +149,7 @@ TEST(Small, HeadsThatShareKeys) {
 #ifdef FW_CUDA_EMULATION
 // The kernels of sm80/, each form of the scans once: of raw rows, of sums of them, of a preconditioner's rows, without
 // an erase, and of rows that cannot be copied. With a decay a channel: any gates, a preconditioner, two rows a token,
-// and decays that are bounded.
+// and decays that are bounded. With steps above 1: raw rows, streams, and rows that cannot be copied.
 TEST(Small, KernelsOfOlderGpus) {
   struct Case {
     const char *rule, *forward, *backward;
@@ -170,14 +170,21 @@ TEST(Small, KernelsOfOlderGpus) {
                         Case{"gla", "(additive)", "(tiles) -> sm80/gradients_channel", 128, 100, 1, true},
                         Case{"gla", "(additive)", "(tiles) -> sm80/gradients_channel", 128, 64, 1, false, true},
                         Case{"precond_kda", "(split tiles)", "(keys) -> sm80/gradients_channel", 62, 64, 1, false},
-                        Case{"dplr", "(split tiles)", "(keys) -> sm80/gradients_channel", 128, 40, 1, true}}) {
+                        Case{"dplr", "(split tiles)", "(keys) -> sm80/gradients_channel", 128, 40, 1, true},
+                        Case{"gated_deltanet_neg", "(hi_lo)", "(tiles) -> sm80/gradients", 128, 100, 2, true},
+                        Case{"deltanet_neg", "(hi_lo)", "(tiles) -> sm80/gradients", 64, 64, 1, true},
+                        Case{"gated_deltanet_neg", "(hi_lo)", "(tiles) -> sm80/gradients", 62, 64, 1, false, true},
+                        Case{"qdelta gain_bound=2", "(hi_lo)", "(tiles) -> sm80/gradients", 128, 64, 2, true},
+                        Case{"kda_neg", "(hi_lo)", "(tiles) -> sm80/gradients_channel", 128, 100, 2, true},
+                        Case{"gated_deltanet2_neg", "(hi_lo)", "(tiles) -> sm80/gradients_channel", 64, 40, 1, true},
+                        Case{"kda_neg", "(hi_lo)", "(tiles) -> sm80/gradients_channel", 62, 64, 1, false, true}}) {
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 70, 75});
     options.H = 1, options.HV = c.HV;
     options.K = c.K, options.V = c.V;
     options.edge_decays = c.edge_decays;
     options.seed = ++seed;
-    const Problem problem = of_bf16_numbers(random_problem(preset(c.rule).rule, options));
+    const Problem problem = of_bf16_numbers(random_problem(parse_rule(c.rule), options));
     HeaderRun run = device_run(FW_FORM_CHUNK);
     if (c.V == 100) run.segment = 64;
     run.bf16 = c.bf16 ? HeaderRun::Bf16Tensors::kAll : HeaderRun::Bf16Tensors::kNone;

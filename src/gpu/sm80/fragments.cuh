@@ -36,6 +36,29 @@ FW_DEVICE void store_state_fragment(uint32_t sw128_tiles, int k, const uint32_t 
   store_matrices<false>(state_fragment(sw128_tiles, k), r);
 }
 
+// From lane l having words j = 0 .. 3 for columns 8 j + 2 l and the next, to columns 8 l .. 8 l + 7.
+FW_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
+  const bool odd = (lane & 1) != 0, high = (lane & 2) != 0;
+  const uint32_t a = shuffle_xor(odd ? w[0] : w[1], 1), b = shuffle_xor(odd ? w[2] : w[3], 1);
+  const uint32_t x0 = odd ? a : w[0], x1 = odd ? w[1] : a, x2 = odd ? b : w[2], x3 = odd ? w[3] : b;
+  const uint32_t c = shuffle_xor(high ? x0 : x2, 2), d = shuffle_xor(high ? x1 : x3, 2);
+  w[0] = high ? c : x0, w[1] = high ? d : x1, w[2] = high ? x2 : c, w[3] = high ? x3 : d;
+}
+
+// The fragments of all columns of such rows, as SW128 tiles in memory: 16 bytes a lane.
+template <int kSteps>
+FW_DEVICE void store_state_words(uint16_t* sw128_tiles, const uint32_t (&a)[kSteps][4]) {
+  const int lane = static_cast<int>(lane_index()), of = lane % 4, row = 16 * warp_in_group() + of % 2 * 8 + lane / 4;
+  char* const to = reinterpret_cast<char*>(sw128_tiles) + row * 128;
+  FW_UNROLL
+  for (int k = 0; k < kSteps; ++k) {
+    uint32_t w[4] = {a[k][0], a[k][1], a[k][2], a[k][3]};
+    transpose_quad(w, lane);
+    *reinterpret_cast<uint4*>(to + k / 4 * kSw128Bytes + ((2 * (k % 4) + of / 2) ^ (row & 7)) * 16) =
+        make_uint4(w[0], w[1], w[2], w[3]);
+  }
+}
+
 template <int kN>
 FW_DEVICE void pack_fragments(const float (&d)[kN], uint32_t (&a)[kN / 8][4]) {
   FW_UNROLL

@@ -35,6 +35,28 @@ FW_DEVICE void mma_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uint32_t
   }
 }
 
+// The same of a in hi and lo parts: a + a_lo times b. Each tile is loaded once, and no product waits for the one in
+// front of it.
+template <int kSteps>
+FW_DEVICE void mma_hi_lo_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], const uint32_t (&a_lo)[kSteps][4],
+                              uint32_t b) {
+  FW_UNROLL
+  for (int k = 0; k < kSteps; ++k) {
+    uint32_t right[4][4];
+    FW_UNROLL
+    for (int n = 0; n < 4; ++n) ldmatrix_x4(right[n], b_fragment(b, 16 * n, 2 * k));
+    FW_UNROLL
+    for (int part = 0; part < 2; ++part) {
+      const uint32_t(&left)[4] = part == 0 ? a[k] : a_lo[k];
+      FW_UNROLL
+      for (int n = 0; n < 4; ++n) {
+        mma_bf16(columns_of(d, 2 * n), left, right[n][0], right[n][1]);
+        mma_bf16(columns_of(d, 2 * n + 1), left, right[n][2], right[n][3]);
+      }
+    }
+  }
+}
+
 // d [64, kColumns] += left right over 64 summed numbers. left: tile [row][summed], or its transpose; right: tile
 // [column][summed], or its transpose, from any column that is a multiple of 16 or any row that is one of 8 on.
 template <int kColumns, bool kLeftTransposed, bool kRightTransposed>
@@ -74,6 +96,30 @@ FW_DEVICE void mma_outer(float (&d)[kN], const uint32_t (&a)[4][4], uint32_t b) 
       ldmatrix_x4_trans(right, b_fragment_trans(b, 16 * k, 2 * n));
       mma_bf16(columns_of(d, 2 * n), a[k], right[0], right[1]);
       mma_bf16(columns_of(d, 2 * n + 1), a[k], right[2], right[3]);
+    }
+  }
+}
+
+// The same of a in hi and lo parts, as mma_hi_lo_rows().
+template <int kN>
+FW_DEVICE void mma_hi_lo_outer(float (&d)[kN], const uint32_t (&a)[4][4], const uint32_t (&a_lo)[4][4], uint32_t b) {
+  constexpr int kTogether = 4;
+  FW_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    FW_UNROLL
+    for (int first = 0; first < kN / 8; first += kTogether) {
+      uint32_t right[kTogether][4];
+      FW_UNROLL
+      for (int n = 0; n < kTogether; ++n) ldmatrix_x4_trans(right[n], b_fragment_trans(b, 16 * k, 2 * (first + n)));
+      FW_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        const uint32_t(&left)[4] = part == 0 ? a[k] : a_lo[k];
+        FW_UNROLL
+        for (int n = 0; n < kTogether; ++n) {
+          mma_bf16(columns_of(d, 2 * (first + n)), left, right[n][0], right[n][1]);
+          mma_bf16(columns_of(d, 2 * (first + n) + 1), left, right[n][2], right[n][3]);
+        }
+      }
     }
   }
 }

@@ -48,6 +48,9 @@ Tiles scalar_tiles(const CallTraits& t) {
   return uses_hi_lo(t.rule) ? kFwdTiles | kLoTiles : kFwdTiles;
 }
 
+// hi/lo tiles in the shared memory that older GPUs have.
+bool sm80_hi_lo(const CallTraits& t) { return t.gpu < Arch::kSm90 && uses_hi_lo(t.rule); }
+
 // A decay a channel.
 Tiles channel_tiles(const CallTraits& t) { return stores_k_hat(t.rule) ? kQeTiles | kXmTiles : kFwdTiles; }
 // But for the gates.

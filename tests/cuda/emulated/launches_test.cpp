@@ -243,8 +243,9 @@ TEST(Launches, ArePlannedForOlderGpus) {
   const cuda::emulation::Gpu before = cuda::emulation::gpu;
   cuda::emulation::gpu.major = 8;
   uint64_t seed = 320;
-  for (const char* name : {"gated_deltanet", "qdelta", "comba", "retnet", "precond_gated_deltanet", "kda",
-                           "gated_deltanet2", "gla", "precond_kda", "precond_gla", "hgrn2", "dplr"}) {
+  for (const char* name :
+       {"gated_deltanet", "qdelta", "comba", "retnet", "precond_gated_deltanet", "kda", "gated_deltanet2", "gla",
+        "precond_kda", "precond_gla", "hgrn2", "dplr", "deltanet_neg", "gated_deltanet_neg", "kda_neg"}) {
     const Rule& rule = preset(name).rule;
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 71});

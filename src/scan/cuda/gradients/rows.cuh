@@ -6,15 +6,6 @@
 
 namespace fw::cuda {
 
-// From lane l having words j = 0 .. 3 for columns 8 j + 2 l and the next, to columns 8 l .. 8 l + 7.
-FW_DEVICE void transpose_quad(uint32_t (&w)[4], int lane) {
-  const bool odd = (lane & 1) != 0, high = (lane & 2) != 0;
-  const uint32_t a = shuffle_xor(odd ? w[0] : w[1], 1), b = shuffle_xor(odd ? w[2] : w[3], 1);
-  const uint32_t x0 = odd ? a : w[0], x1 = odd ? w[1] : a, x2 = odd ? b : w[2], x3 = odd ? w[3] : b;
-  const uint32_t c = shuffle_xor(high ? x0 : x2, 2), d = shuffle_xor(high ? x1 : x3, 2);
-  w[0] = high ? c : x0, w[1] = high ? d : x1, w[2] = high ? x2 : c, w[3] = high ? x3 : d;
-}
-
 // A row's 8 numbers of a thread, columns c.column() + 8 j and the next; all lanes together.
 template <class Shape>
 FW_DEVICE void store_fragment(const WorkTile<Shape>& c, const Rows& out, bool wide, int64_t t, bool valid,

@@ -1,5 +1,5 @@
-// prepare where every key channel has a decay of its own, with one bf16 term (sm90/prepare/channel_hi_lo.cu: two): any
-// rows. How T and P are made: prepare/channel_parts.cuh.
+// prepare where every key channel has a decay of its own, with one bf16 term (channel_hi_lo.cu: two): any rows. How T
+// and P are made: prepare/channel_parts.cuh.
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does

@@ -190,6 +190,73 @@ FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<k
 }
 inline constexpr int kMeanwhileWarps = 6;
 
+// What this block wrote to memory, a matrix [64, kTileK], back into shared memory.
+template <int kTileK>
+FW_DEVICE void bring(const void* chunk_tile, char* matrix, int thread, int threads) {
+  constexpr uint32_t kBytes = 64 * kTileK * 2;
+  for (uint32_t i = static_cast<uint32_t>(thread) * 16; i < kBytes; i += static_cast<uint32_t>(threads) * 16)
+    cp_async_16(shared_address(matrix + i), static_cast<const char*>(chunk_tile) + i, true);
+}
+
+// Shared memory of finish_in_turns(), names as in FinishBuffers. keys_lo: of the keys if lo_parts, becomes that of x.
+// reads: a matrix, over what E and Q do not need: p_low, and t and m after it. ones: 64 numbers.
+struct TurnBuffers {
+  char *keys, *keys_lo, *t, *a, *p, *p_low, *m, *reads;
+  HiLoInverse hi_lo;
+  const SplitFactors *k_factors, *e_factors;
+  float* ones;
+  bool exact_keys, lo_parts;
+};
+
+// finish_delta() with hi and lo parts in less shared memory. X and M leave first. Then E and Q come back from the
+// forward chunk tile, where others have put them, for what the backward chunk tile has of them.
+template <int kTileK, RowForm kForm, class First, class Meanwhile>
+FW_DEVICE void finish_in_turns(const TurnBuffers& s, int warp, const ChunkTiles<kTileK>& out, First&& first,
+                               Meanwhile&& meanwhile) {
+  solve<true>(
+      s.t, s.a, s.hi_lo, warp, [] {}, first, meanwhile);
+  sync_threads();
+  const SplitSw128 a{shared_address(s.a), shared_address(s.hi_lo.low), s.exact_keys ? 2 : 3},
+      p{shared_address(s.p), shared_address(s.p_low)};
+  const uint32_t keys = shared_address(s.keys), keys_lo = shared_address(s.keys_lo);
+  if (warp < kTileK / 16) {
+    uint32_t x_lo[4][4];
+    transform_keys<kForm != RowForm::kStreams, true>(
+        keys, s.k_factors, a, warp, [](float(&)[8][4]) {}, s.lo_parts ? keys_lo : 0, x_lo);
+    store_slice(keys_lo, warp, x_lo);
+  }
+  read_products<true>(p, a, s.m, warp);
+  store_block([&](auto&& copy) {
+    copy(out.forward->x, s.keys, sizeof out.forward->x);
+    copy(out.forward->m, s.m, kSw128Bytes);
+    copy(out.forward_lo->lo, s.keys_lo, sizeof out.forward_lo->lo);
+    if (out.pairs != nullptr) {
+      copy(out.pairs->a, s.a, kSw128Bytes);
+      copy(out.pairs->p, s.p, kSw128Bytes);
+    }
+  });
+  if (out.backward == nullptr) return;
+  sync_threads();
+  const int thread = static_cast<int>(thread_index());
+  bring<kTileK>(out.forward->e, s.keys, thread, kPrepareThreads);
+  if (s.lo_parts) bring<kTileK>(out.e_lo, s.keys_lo, thread, kPrepareThreads);
+  bring<kTileK>(out.forward->q, s.reads, thread, kPrepareThreads);
+  cp_async_commit();
+  if (thread < kChunk) s.ones[thread] = 1;
+  cp_async_wait<0>();
+  sync_threads();
+  if (warp < kTileK / 16) {
+    ReadBuffers reads{keys, shared_address(s.reads), keys, s.e_factors, s.ones};
+    reads.e_lo = s.lo_parts ? keys_lo : 0, reads.y_lo = keys_lo;
+    transform_reads<kForm, true>(reads, a, p.high, warp);
+  }
+  store_block([&](auto&& copy) {
+    copy(out.backward->y, s.keys, sizeof out.backward->y);
+    copy(out.backward->q, s.reads, sizeof out.backward->q);
+    copy(out.backward_lo->lo, s.keys_lo, sizeof out.backward_lo->lo);
+  });
+}
+
 // Additive rules: m = P, by all threads; finish_additive() before the block ends. x and q are written by others.
 template <int kTileK>
 FW_DEVICE void start_additive(const char* p, const ChunkTiles<kTileK>& out) {

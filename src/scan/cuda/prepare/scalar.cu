@@ -4,7 +4,7 @@
 // Where the streams are multiples of the raw q and k (kPlain: most rules), those are the operands as they came from
 // memory. Coefficients are factors of results, and are worked out while the products run. Of rules with an erase
 // (delta) the forward scan takes those rows as well, and A and P (RowScales), but for gains above 1 (kHiLo). Other
-// rules make their streams first.
+// rules make their streams first. Older GPUs have less shared memory: there hi/lo tiles are made in turns (finish.cuh).
 //
 // Roles, 256 threads; between the parts sync_threads():
 //   warp      does
@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "gpu/device.h"
 #include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/prepare/launch.h"
@@ -33,6 +34,7 @@ struct PrepareScalarTraits {
   bool is_plain = false;  // raw rows of q and k are the operands, not streams
   bool saves = false;     // with backward chunk tiles; additive and hi/lo: if requested
   bool is_hi_lo = false;  // with what A, P and the keys lose in bf16
+  bool in_turns = false;  // hi/lo: finish_in_turns(), in 99 KB
 };
 
 template <PrepareScalarTraits kTraits>
@@ -61,6 +63,32 @@ struct ScalarLayout {
   static_assert(kA % 1024 == 0 && kP % 1024 == 0 && kOperand <= 2 * kSw128Bytes &&
                 kBlocks * (kBytes + 1024) <= 228 * 1024);
 };
+
+// The same of kHiLo in turns. The keys, then the raw reads (plain), or what bf16 leaves out of the keys, e, what it
+// leaves out of e, and r. A, P, what it leaves out of both, and T overwrite all but the keys and theirs. What it leaves
+// out of x is in place of the raw reads or of the keys' own; M and Q as TurnBuffers says.
+template <PrepareScalarTraits kTraits>
+struct ScalarTurnsLayout {
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kDelta = true, kPlain = kTraits.is_plain, kTraining = true, kHiLo = true, kRows = false;
+  using ChunkTile = FwdTiles<kTileK>;
+  static constexpr int kBlocks = 1;
+  static constexpr uint32_t kOperand = 2 * kChunk * kTileK;
+  static constexpr uint32_t kKeys = 0, kKeysLo = kOperand, kErase = 2 * kOperand, kYLo = 3 * kOperand,
+                            kReads = kPlain ? kOperand : 4 * kOperand;
+  static constexpr uint32_t kA = 2 * kOperand, kALow = kA + kSw128Bytes, kP = kALow + kSw128Bytes,
+                            kPLow = kP + kSw128Bytes, kT = kPLow + kSw128Bytes, kM = kT;
+  static constexpr uint32_t kEnd = std::max(kT + kTriangleBytes, kPlain ? 0 : kReads + kOperand);
+  static constexpr uint32_t kHiLoRows =
+      kEnd + sizeof(ScalarRows) + (kPlain ? 0 : kChunk * sizeof(RowScaleCoefs) + sizeof(RunShared<kTileK / 32>));
+  static constexpr uint32_t kBytes = kHiLoRows + (kPlain ? sizeof(HiLoRows) : 0);
+  static_assert(kA % 1024 == 0 && kEnd % 16 == 0 && kPLow + kOperand <= kT + kTriangleBytes &&
+                kBytes <= kSm80SharedBytes);
+};
+template <class Layout>
+inline constexpr bool kInTurns = false;
+template <PrepareScalarTraits kTraits>
+inline constexpr bool kInTurns<ScalarTurnsLayout<kTraits>> = true;
 
 // The streams of a row of the warp: to shared memory for T and P, and with their decays to the chunk tiles. With kHiLo,
 // e and w go there with their lo parts instead, if those are wanted.
@@ -127,7 +155,7 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBloc
   if (warp == 1) steps = scalar_steps<kPlain>(x, coord);
   const int row = kPlain ? coefficient_row(warp) : -1;
   PlainGates gates = plain_gates(x, coord, row);
-  clear_above(shared + Layout::kP);
+  if constexpr (!kInTurns<Layout>) clear_above(shared + Layout::kP);
   if (warp == 1) put_decays<kTileK>(x, coord, steps, rows, out);
   if constexpr (kPlain) form_gates(x, coord, row, true, gates);
 
@@ -205,6 +233,7 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBloc
                                     : rows.left[0],
               c);
   char* const t = shared + Layout::kT;
+  if constexpr (kInTurns<Layout>) clear_above(shared + Layout::kP);
   store_pairs<kDelta, kHiLo>(work, t, shared + Layout::kP, shared + Layout::kPLow, c);
 
   const auto z_of = [&](int i) { return rows.z[i]; };
@@ -217,38 +246,57 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBloc
         t, shared + Layout::kA, shared + Layout::kP, warp, out.pairs, [](int) {},
         [&](int number) { put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32); });
   } else if constexpr (kDelta) {
-    FinishBuffers buffers{shared + Layout::kKeys,
-                          t,
-                          shared + Layout::kA,
-                          shared + Layout::kP,
-                          shared + (kTraining ? Layout::kM : Layout::kT),
-                          shared + (kPlain ? Layout::kKeys : Layout::kErase),
-                          shared + Layout::kReads,
-                          t,
-                          &rows.split_keys,
-                          &rows.split_erase,
-                          rows.gamma,
-                          {shared + Layout::kALow, kPlain ? hi_lo.b : rows.right, kPlain ? hi_lo.a : rows.left[1]},
-                          shared + Layout::kPLow,
-                          kPlain && unscaled_keys(x.rule) && x.rule.decay == Decay::kNone,
-                          lo_parts ? shared + Layout::kKeysLo : nullptr,
-                          lo_parts ? shared + Layout::kYLo : nullptr,
-                          shared + Layout::kYLo};
-    buffers.last_pair = rows.pair + kChunk - 1;
-    finish_delta<kTileK, RowForm::kMultiples, kTraining, false, kHiLo>(
-        buffers, warp, out,
-        [&](int number) {
-          if constexpr (kPlain && kHiLo)
-            plain_tiles_of<kTileK>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
-        },
-        [&](int number) {
-          const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
-          if constexpr (kPlain && kHiLo) {
-            plain_tiles_of<kTileK>(keys, first, count, nullptr, out.forward->e, nullptr,
-                                   out.backward != nullptr ? out.backward->k : nullptr);
-          }
-          put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
-        });
+    const auto put_reads = [&](int number) {
+      if constexpr (kPlain && kHiLo)
+        plain_tiles_of<kTileK>(reads, 4 * number, 4, rows.gamma, out.forward->q, nullptr, nullptr);
+    };
+    const auto put_keys_and_z = [&](int number) {
+      const int first = number < 4 ? 2 * number : 4 * number - 8, count = number < 4 ? 2 : 4;
+      if constexpr (kPlain && kHiLo) {
+        plain_tiles_of<kTileK>(keys, first, count, nullptr, out.forward->e, nullptr,
+                               out.backward != nullptr ? out.backward->k : nullptr);
+      }
+      put_z(number * 32 + static_cast<int>(lane_index()), kMeanwhileWarps * 32);
+    };
+    const HiLoInverse inverse{shared + Layout::kALow, kPlain ? hi_lo.b : rows.right, kPlain ? hi_lo.a : rows.left[1]};
+    const bool exact_keys = kPlain && unscaled_keys(x.rule) && x.rule.decay == Decay::kNone;
+    if constexpr (kInTurns<Layout>) {
+      const TurnBuffers buffers{shared + Layout::kKeys,
+                                shared + Layout::kKeysLo,
+                                t,
+                                shared + Layout::kA,
+                                shared + Layout::kP,
+                                shared + Layout::kPLow,
+                                shared + Layout::kM,
+                                shared + Layout::kPLow,
+                                inverse,
+                                &rows.split_keys,
+                                &rows.split_erase,
+                                rows.left[0],
+                                exact_keys,
+                                lo_parts};
+      finish_in_turns<kTileK, RowForm::kMultiples>(buffers, warp, out, put_reads, put_keys_and_z);
+    } else {
+      FinishBuffers buffers{shared + Layout::kKeys,
+                            t,
+                            shared + Layout::kA,
+                            shared + Layout::kP,
+                            shared + (kTraining ? Layout::kM : Layout::kT),
+                            shared + (kPlain ? Layout::kKeys : Layout::kErase),
+                            shared + Layout::kReads,
+                            t,
+                            &rows.split_keys,
+                            &rows.split_erase,
+                            rows.gamma,
+                            inverse,
+                            shared + Layout::kPLow,
+                            exact_keys,
+                            lo_parts ? shared + Layout::kKeysLo : nullptr,
+                            lo_parts ? shared + Layout::kYLo : nullptr,
+                            shared + Layout::kYLo};
+      buffers.last_pair = rows.pair + kChunk - 1;
+      finish_delta<kTileK, RowForm::kMultiples, kTraining, false, kHiLo>(buffers, warp, out, put_reads, put_keys_and_z);
+    }
   } else {
     start_additive<kTileK>(shared + Layout::kP, out);
     if constexpr (kPlain) {
@@ -264,7 +312,7 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBloc
 
 template <PrepareScalarTraits kTraits>
 void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* stream) {
-  using Layout = ScalarLayout<kTraits>;
+  using Layout = std::conditional_t<kTraits.in_turns, ScalarTurnsLayout<kTraits>, ScalarLayout<kTraits>>;
   PrecondMap<float> form;
   if (args.problem.boundaries != nullptr) form = precond_map_of(args.problem.rule);
   launch_prepare(prepare_scalar_kernel<Layout>, prepare_grid(args.problem, chunks), Layout::kBytes, stream, args, form,
@@ -274,12 +322,19 @@ void launch_scalar(const PrepareArgs& args, int64_t chunks, bool fetched, void* 
 template <int kTileK, bool kDelta>
 void launch_key(const PrepareArgs& args, PrepareKernel kernel, int64_t chunks, void* stream) {
   using Traits = PrepareScalarTraits;
-  const bool fetched = kernel != PrepareKernel::kScalarRead, plain = kernel == PrepareKernel::kScalarRows;
+  const bool fetched = kernel != PrepareKernel::kScalarRead && kernel != PrepareKernel::kSm80HiLoRead,
+             plain = kernel == PrepareKernel::kScalarRows || kernel == PrepareKernel::kSm80HiLoRows,
+             in_turns = kernel == PrepareKernel::kSm80HiLoRows || kernel == PrepareKernel::kSm80HiLoStreams ||
+                        kernel == PrepareKernel::kSm80HiLoRead;
   if constexpr (kDelta) {
     if (wants_hi_lo(args.problem.rule)) {
-      plain ? launch_scalar<Traits{.k_tile = kTileK, .is_plain = true, .saves = true, .is_hi_lo = true}>(
-                  args, chunks, fetched, stream)
-            : launch_scalar<Traits{.k_tile = kTileK, .saves = true, .is_hi_lo = true}>(args, chunks, fetched, stream);
+      with_constants(
+          [&](auto is_plain, auto turns) {
+            launch_scalar<Traits{
+                .k_tile = kTileK, .is_plain = is_plain, .saves = true, .is_hi_lo = true, .in_turns = turns}>(
+                args, chunks, fetched, stream);
+          },
+          plain, in_turns);
       return;
     }
     // of raw rows there are numbers instead

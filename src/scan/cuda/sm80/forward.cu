@@ -1,6 +1,8 @@
 // The forward scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles, forms and results are those
-// of sm90/scan/forward.cu, without hi/lo tiles. Per chunk:
+// of sm90/scan/forward.cu. Per chunk:
 //   W = Z + E S      U = A W (kPairs, kSums)      O = Q S + M W (P U)      S = Diag(gamma) S + X^T W (k^T diag(k) U)
+//
+// kHiLo: what bf16 leaves out of e, if anything, lies where that of x comes after it.
 //
 // Four barriers of the block a chunk:
 //   1  q and, of tiles, e are there        products with S
@@ -29,7 +31,7 @@ struct WarpForwardShape {
   static constexpr bool kSums = kForm == ForwardForm::kSums, kPairs = kForm == ForwardForm::kPairs || kSums,
                         kReads = kOut || kSums;
   static constexpr bool kRows = kForm == ForwardForm::kRows || kPairs, kDelta = kForm != ForwardForm::kAdditive,
-                        kSplitTiles = kForm == ForwardForm::kSplitTiles;
+                        kSplitTiles = kForm == ForwardForm::kSplitTiles, kHiLo = kForm == ForwardForm::kHiLo;
   using ChunkTile = std::conditional_t<
       kSplitTiles, QETiles<kTileK>,
       std::conditional_t<kPairs, RowScales, std::conditional_t<kRows, RowTiles<kTileK>, FwdTiles<kTileK>>>>;
@@ -37,15 +39,17 @@ struct WarpForwardShape {
   // kPairs: A in place of x, P in that of m.
   static constexpr int kE = 0, kQ = kE + (kDelta ? kMatrix : 0), kX = kQ + (kReads ? kMatrix : 0),
                        kXBytes = kPairs ? kSw128Bytes : kMatrix, kM = kX + kXBytes;
-  // Of even and odd chunks: v or Z, then W; O; S.
-  static constexpr int kTile = kM + (kOut ? kSw128Bytes : 0), kO = kTile + 2 * kSw128Bytes,
+  static constexpr int kLo = kM + (kOut ? kSw128Bytes : 0);
+  // Of even and odd chunks: v or Z, then W; O; S, which leaves from registers if there is no room (kHiLo).
+  static constexpr int kTile = kLo + (kHiLo ? kMatrix : 0), kO = kTile + 2 * kSw128Bytes,
                        kS = kO + (kOut ? kSw128Bytes : 0);
-  // Chunk tiles: gamma, z_scale; rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
-  static constexpr int kNumbers = kS + (kSave ? kMatrix : 0), kKeyScale = kNumbers + 128 * 4,
+  // Chunk tiles: gamma, z_scale (kHiLo: scale); rows: e, q (kPairs: k), z_scale, gamma (kSums: erase_q, read_k).
+  static constexpr int kNumbers = kS + (kSave && !kHiLo ? kMatrix : 0), kKeyScale = kNumbers + 128 * 4,
                        kScale = kPairs ? kKeyScale + 64 * 4 : kNumbers + (kRows ? 128 : kTileK) * 4,
                        kGamma = kRows ? kScale + 64 * 4 : kNumbers;
   static constexpr int kEraseReads = kGamma + 16, kReadKeys = kEraseReads + 64 * 4;
-  static constexpr int kShared = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4;
+  static constexpr int kNumbersEnd = kSums ? kReadKeys + 64 * 4 : kRows ? kGamma + 16 : kScale + 64 * 4;
+  static constexpr int kEraseScale = kNumbersEnd, kShared = kNumbersEnd + (kHiLo ? 64 * 4 : 0);
   static_assert(kShared <= kSm80SharedBytes);
 };
 
@@ -96,15 +100,30 @@ struct ForwardLoads {
         solved_tiles(tiles(c));
       }
       if constexpr (Shape::kRows) {
-        load_bytes<Shape::kShared - Shape::kNumbers>(shared + Shape::kNumbers, tiles(c).e);
+        load_bytes<Shape::kNumbersEnd - Shape::kNumbers>(shared + Shape::kNumbers, tiles(c).e);
       } else {
-        load_bytes<Shape::kShared - Shape::kNumbers>(shared + Shape::kNumbers, tiles(c).gamma);
+        load_bytes<Shape::kNumbersEnd - Shape::kNumbers>(shared + Shape::kNumbers, tiles(c).gamma);
+      }
+      if constexpr (Shape::kHiLo) {
+        load_bytes<64 * 4>(shared + Shape::kEraseScale, lo_tiles(c).scale);
+        load_bytes<Shape::kMatrix>(shared + Shape::kLo, has_keys_lo()
+                                                            ? args.hi_lo.lo_parts + chunk_tile(c) * (64 * Shape::kTileK)
+                                                            : lo_tiles(c).lo);
       }
     }
     cp_async_commit();
   }
+  // kHiLo: whether bf16 leaves anything out of e; then, in its place, what it leaves out of x.
+  FW_DEVICE bool has_keys_lo() const { return args.hi_lo.lo_parts != nullptr; }
+  FW_DEVICE void solved_lo(int c) const {
+    load_bytes<Shape::kMatrix>(shared + Shape::kLo, lo_tiles(c).lo);
+    cp_async_commit();
+  }
 
  private:
+  FW_DEVICE const LoTiles<Shape::kTileK>& lo_tiles(int c) const {
+    return static_cast<const LoTiles<Shape::kTileK>*>(args.hi_lo.chunk_tiles)[chunk_tile(c)];
+  }
   template <class Tiles>
   FW_DEVICE void solved_tiles(const Tiles& tiles) const {
     load_bytes<Shape::kMatrix>(shared + Shape::kX, tiles.x);
@@ -122,7 +141,7 @@ struct ForwardLoads {
 template <class Shape>
 __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const ScanForwardArgs args) {
   constexpr int kTileK = Shape::kTileK;
-  constexpr bool kOut = Shape::kOut, kSave = Shape::kSave;
+  constexpr bool kOut = Shape::kOut, kSave = Shape::kSave, kHiLo = Shape::kHiLo;
   char* const shared = shared_memory();
   const int value_blocks = value_block_count(args.V),
             map_blocks = args.maps.data != nullptr ? value_block_count(args.K) : 0;
@@ -143,39 +162,50 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const
   const uint32_t base = shared_address(shared);
   const auto floats = [&](int offset) { return reinterpret_cast<const float*>(shared + offset); };
   uint32_t a[kTileK / 16][4];
+  [[maybe_unused]] uint32_t a_lo[kTileK / 16][4];  // kHiLo
   CheckpointWalk checkpoints(args.checkpoints, args.sequences, coord);
   FW_NO_UNROLL
   for (int c = 0; c < coord.chunks; ++c) {
     const uint32_t tile = base + Shape::kTile + static_cast<uint32_t>(c % 2 * kSw128Bytes);
     const int64_t block_tile = loads.chunk_tile(c) * value_blocks + coord.value_block;
     uint32_t b[4][4];
-    [[maybe_unused]] uint32_t scaled[4][4];  // kPairs
+    [[maybe_unused]] uint32_t scaled[4][4], b_lo[4][4];  // kPairs; kHiLo
     float w[32], o[32], z[32];
     pack_fragments(state, a);
+    if constexpr (kHiLo) pack_lo_parts(state, a, a_lo);
     cp_async_wait<1>();
     sync_threads();
-    if constexpr (kSave) {
+    if constexpr (kSave && kHiLo) {
+      store_state_words(args.states + block_tile * (64 * kTileK), a);
+    } else if constexpr (kSave) {
       FW_UNROLL
       for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(base + Shape::kS, k, a[k]);
     }
     clear_sums(w);
+    if constexpr (kHiLo) mma_hi_lo_rows(w, a, a_lo, base + Shape::kE);
     if constexpr (Shape::kReads) {
       clear_sums(o);
       mma_rows(o, a, base + Shape::kQ);
     }
-    if constexpr (Shape::kDelta && !Shape::kPairs) mma_rows(w, a, base + Shape::kE);
+    if constexpr (Shape::kDelta && !Shape::kPairs && !kHiLo) mma_rows(w, a, base + Shape::kE);
     cp_async_wait<0>();
     sync_threads();
     if constexpr (Shape::kPairs) mma_rows(w, a, base + Shape::kE);
+    if constexpr (kHiLo) {
+      if (loads.has_keys_lo()) mma_rows(w, a, base + Shape::kLo);
+    }
     load_z(z, tile, floats(Shape::kScale));
     if constexpr (Shape::kSums) add_scaled(z, floats(Shape::kEraseReads), o);
     if constexpr (Shape::kRows) {
       add_scaled(z, floats(Shape::kNumbers), w);
+    } else if constexpr (kHiLo) {
+      add_scaled(z, floats(Shape::kEraseScale), w);
     } else if constexpr (Shape::kDelta) {
       FW_UNROLL
       for (int i = 0; i < 32; ++i) z[i] += w[i];
     }
     pack_fragments(z, b);
+    if constexpr (kHiLo) pack_lo_parts(z, b, b_lo);
     if constexpr (Shape::kPairs) {
       clear_sums(z);
       mma_rows(z, b, base + Shape::kX);
@@ -189,8 +219,12 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const
       for (int k = 0; k < 4; ++k) store_token_fragment(tile, k, b[k]);
     }
     sync_threads();
+    if constexpr (kHiLo) {
+      if (loads.has_keys_lo()) loads.solved_lo(c);
+    }
     loads.early(c + 1);
-    if constexpr (kSave) store_bytes<Shape::kMatrix>(args.states + block_tile * (64 * kTileK), shared + Shape::kS);
+    if constexpr (kSave && !kHiLo)
+      store_bytes<Shape::kMatrix>(args.states + block_tile * (64 * kTileK), shared + Shape::kS);
     if constexpr (Shape::kRows) {
       scale_all(state, *floats(Shape::kGamma));
     } else {
@@ -198,6 +232,8 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const
     }
     if constexpr (Shape::kPairs) {
       mma_outer(state, scaled, base + Shape::kE);
+    } else if constexpr (kHiLo) {
+      mma_hi_lo_outer(state, b, b_lo, base + Shape::kX);
     } else {
       mma_outer(state, b, base + Shape::kX);
     }
@@ -213,6 +249,13 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_forward_kernel(const
       } else {
         store_float_rows(out, c, o);
       }
+    }
+    if constexpr (kHiLo) {
+      if (loads.has_keys_lo()) {
+        cp_async_wait<1>();
+        sync_threads();
+      }
+      mma_outer(state, b, base + Shape::kLo);
     }
     sync_threads();
     loads.late(c + 1);
@@ -252,6 +295,8 @@ void sm80_scan_forward(const ScanForwardArgs& args, ForwardScan kernel, int k_ti
       return launch_sm80_forward<ForwardForm::kAdditive>(args, k_tile, stream);
     case ForwardScan::kSm80Tiles:
       return launch_sm80_forward<ForwardForm::kTiles>(args, k_tile, stream);
+    case ForwardScan::kSm80HiLo:
+      return launch_sm80_forward<ForwardForm::kHiLo>(args, k_tile, stream);
     case ForwardScan::kSm80SplitTiles:
       return launch_sm80_forward<ForwardForm::kSplitTiles>(args, k_tile, stream);
     case ForwardScan::kSm80Rows:

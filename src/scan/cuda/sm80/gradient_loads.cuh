@@ -10,6 +10,7 @@ namespace fw::cuda {
 struct WarpGradientTraits {
   int k_tile = 128;  // 64 or 128
   bool is_delta = true;
+  bool has_unscaled_keys = false;  // A, P and the chunk tiles are those of unscaled_keys.cuh
 };
 
 // A tile as the scans left it, and 64 rows of bf16 from `column` on in pieces of 16 bytes, of which those from `limit`

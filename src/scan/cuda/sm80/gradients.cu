@@ -1,7 +1,7 @@
-// gradients() of kernels.h by mma.sync, for scalar and constant decay and none, of any memory and any rule without
-// hi/lo tiles. The phases are those of sm90/gradients/general/kernel.cuh, in 99 KB of shared memory. So the streams
-// make room for the stage of a value block, and are made again after the last one. Where streams are raw rows times a
-// scale, and rows are bf16 in pieces of 16 bytes, sm80/gradients_rows.cuh takes the call.
+// gradients() of kernels.h by mma.sync, for scalar and constant decay and none, of any memory and any rule. The phases
+// are those of sm90/gradients/general/kernel.cuh, in 99 KB of shared memory. So the streams make room for the stage of
+// a value block, and are made again after the last one. Where streams are raw rows times a scale, and rows are bf16 in
+// pieces of 16 bytes, sm80/gradients_rows.cuh takes the call.
 //
 // 4 kTileK threads, which do everything together; a block takes every grid-th chunk and value head. Per work tile:
 //   q and k, the front's coefficients      a stage a value block: dv, dP, dT, and what the states give dr, de, dw
@@ -21,9 +21,9 @@ template <WarpGradientTraits kTraits>
 struct WarpGradientShape {
   static constexpr int kTileK = kTraits.k_tile;
   static constexpr bool kMmaSync = true, kChannel = false, kDelta = kTraits.is_delta, kStreams = false, kGates = true,
-                        kUnscaled = false, kWhole = false;
-  static constexpr bool kSumsHeads = false, kNoDecayFix = false, kFollows = false;
-  static constexpr Residuals kResiduals = Residuals::kOfRule;
+                        kUnscaled = kTraits.has_unscaled_keys, kWhole = false;
+  static constexpr bool kSumsHeads = false, kNoDecayFix = kUnscaled, kFollows = false;
+  static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;
   static constexpr int kBlocksPerSm = 1;
   static constexpr double kTileTime = 0;  // kFollows
@@ -48,8 +48,8 @@ struct WarpGradientShape {
   static constexpr int kSlopes = kScalars + static_cast<int>(sizeof(FrontScalars<float>)) / 4 * 256;
   static constexpr int kWarpSums = kSlopes + 4 * 256, kBarriers = kWarpSums + 64, kCoords = kBarriers;
   static constexpr int kSums = 7;
-  static constexpr int kPartial = kCoords + kCoordBytes, kDZv = kPartial + kSums * kGroups * 256;
-  static constexpr int kBytes = kDZv + 256;
+  static constexpr int kPartial = kCoords + kCoordBytes, kDZv = kPartial + kSums * kGroups * 256, kVDz = kDZv + 256;
+  static constexpr int kBytes = kVDz + (kNoDecayFix ? 256 : 0);
   static_assert(kBytes <= kSm80SharedBytes);
 };
 
@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     {
       PairSums<Shape> pairs;
       ValueSums z_sums[ValueLanes<Shape>::kPasses] = {};
+      const NoDecayState<Shape> still(c, work_tile);
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block) {
         sync_threads();  // the stage may be loaded
@@ -102,8 +103,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         start_value_products(c, kStage, sums, pairs);
         words.load(c, work_tile, block);
         value_rows(c, work_tile, block, kStage, words, z_sums);
-        tail = dot_states(c, kStage, tail);
+        if (!still.by_scans()) tail = dot_states(c, kStage, tail);
+        const NoDecayWords<Shape> words_of_no_decay(c, still, block);
         finish_value_products(sums, pairs);
+        if (still.by_scans()) tail = words_of_no_decay.dot(c, still, kStage, tail);
         c.refresh();
       }
       store_decayed_pairs(c, work_tile, pairs);
@@ -112,6 +115,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         const float sum = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].gain);
         const int row = c.thread / ValueLanes<Shape>::kLanes + i * ValueLanes<Shape>::kRows;
         if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kDZv)[row] = sum;
+        if constexpr (Shape::kNoDecayFix) {
+          const float v_dz = group_sum<ValueLanes<Shape>::kLanes>(z_sums[i].v_dz);
+          if (c.thread % ValueLanes<Shape>::kLanes == 0) c.floats(Shape::kVDz)[row] = v_dz;
+        }
       }
     }
     sync_threads();
@@ -120,8 +127,10 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     GeneralRows::make_streams(c, work_tile);
     sync_threads();
     c.refresh();
-    const float of_rows = finish_streams(c, work_tile, sums, /*by_rows=*/false);
-    tail = warp_sum(tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + of_rows);
+    const NoDecayState<Shape> still(c, work_tile);
+    const float of_rows = finish_streams(c, work_tile, sums, still.by_rows());
+    if (!still.by_scans()) tail = tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + of_rows;
+    tail = warp_sum(tail);
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
     sync_threads();  // dP and dT have been read
     load_keys_to(c, work_tile, Shape::kRaw, Shape::kRaw + Shape::kStateBytes);
@@ -154,14 +163,15 @@ bool takes_rows(const GradientArgs& args) {
 
 void sm80_gradients(const GradientArgs& args, GradientKernel, int k_tile, int64_t chunks, void* stream) {
   with_constants(
-      [&](auto small, auto is_delta) {
-        constexpr WarpGradientTraits kTraits{.k_tile = small ? 64 : 128, .is_delta = is_delta};
+      [&](auto small, auto is_delta, auto unscaled) {
+        constexpr WarpGradientTraits kTraits{
+            .k_tile = small ? 64 : 128, .is_delta = is_delta, .has_unscaled_keys = is_delta && unscaled};
         using Rows = RowGradientShape<kTraits>;
         using Streams = WarpGradientShape<kTraits>;
         takes_rows(args) ? launch_sm80<Rows>(sm80_row_gradients_kernel<Rows>, args, chunks, stream)
                          : launch_sm80<Streams>(sm80_gradients_kernel<Streams>, args, chunks, stream);
       },
-      k_tile == 64, args.problem.rule.is_delta());
+      k_tile == 64, args.problem.rule.is_delta(), unscaled_keys(args.problem.rule));
 }
 
 }  // namespace fw::cuda

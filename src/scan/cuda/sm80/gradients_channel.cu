@@ -1,6 +1,6 @@
-// gradients() of kernels.h by mma.sync where every key channel has a decay of its own, of any memory and any rule
-// without hi/lo tiles. The phases are those of sm90/gradients/channel/kernel.cuh, in 99 KB of shared memory. So the
-// streams and the factors of their anchors are made after the last value block, where its stage was.
+// gradients() of kernels.h by mma.sync where every key channel has a decay of its own, of any memory and any rule. The
+// phases are those of sm90/gradients/channel/kernel.cuh, in 99 KB of shared memory. So the streams and the factors of
+// their anchors are made after the last value block, where its stage was.
 //
 // 4 kTileK threads, which do everything together; a block takes every grid-th chunk and value head. Per work tile:
 //   the front's coefficients of q and k    a stage a value block: dv, dP, dT, and what the states give dr, de, dw

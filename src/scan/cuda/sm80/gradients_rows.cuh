@@ -20,9 +20,9 @@ template <WarpGradientTraits kTraits>
 struct RowGradientShape {
   static constexpr int kTileK = kTraits.k_tile;
   static constexpr bool kMmaSync = true, kChannel = false, kDelta = kTraits.is_delta, kStreams = false, kGates = false,
-                        kUnscaled = false, kWhole = true;
-  static constexpr bool kSumsHeads = false, kNoDecayFix = false, kFollows = false;
-  static constexpr Residuals kResiduals = Residuals::kOfRule;
+                        kUnscaled = kTraits.has_unscaled_keys, kWhole = true;
+  static constexpr bool kSumsHeads = false, kNoDecayFix = kUnscaled, kFollows = false;
+  static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;
   static constexpr int kBlocksPerSm = 1;
   static constexpr double kTileTime = 0;  // kFollows
@@ -36,21 +36,22 @@ struct RowGradientShape {
   // The matrices A and B above, once the last stage has been read.
   static constexpr int kOfQ = kW, kOfK = kV;
 
-  // G of two work tiles. Arrays of 64 floats: the scales, |q|^2, |k|^2, the gain, the gradient of z's scale.
+  // G of two work tiles. Arrays of 64 floats: the scales, |q|^2, |k|^2, the gain, the gradient of z's scale (unscaled
+  // keys: v.dz).
   static constexpr int kG = kStageEnd, kRq = kG + 512, kEk = kRq + 256, kWk = kEk + 256, kZv = kWk + 256,
-                       kQ2 = kZv + 256, kK2 = kQ2 + 256, kBeta = kK2 + 256, kDZv = kBeta + 256;
+                       kQ2 = kZv + 256, kK2 = kQ2 + 256, kBeta = kK2 + 256, kDZv = kBeta + 256, kVDz = kDZv + 256;
   static constexpr int kSums = 3;  // of q, k and k times what they take
-  static constexpr int kPartial = kDZv + 256, kWarpSums = kPartial + kSums * kGroups * 256,
+  static constexpr int kPartial = kVDz + (kNoDecayFix ? 256 : 0), kWarpSums = kPartial + kSums * kGroups * 256,
                        kCoords = kWarpSums + 4 * kWarps, kBytes = kCoords + kCoordBytes;
   static_assert(kCoords % 16 == 0 && kBytes <= kSm80SharedBytes);
 };
 
 namespace row_gradients {
 
-// What the scans have left is R and dZ.
+// What the scans have left is R and dZ: never where keys are unscaled.
 template <class Shape>
 FW_DEVICE bool is_made(const WorkTile<Shape>& c) {
-  return Shape::kDelta && c.args.v_is_dz && c.solved();
+  return Shape::kDelta && !Shape::kUnscaled && c.args.v_is_dz && c.solved();
 }
 
 template <class Shape>
@@ -107,6 +108,7 @@ FW_DEVICE void make_row_scales(const WorkTile<Shape>& c, int work_tile, const Ro
     if (x.rule.uses_beta()) s.beta = value_of_bits(x.in.beta.bf16 != 0, numbers.beta);
     FrontCoefs<float> f;
     if (row < rows) f = front_coefs(reduced_rule<true>(x.rule), x.scale, s);
+    if constexpr (Shape::kUnscaled) f = unscaled_coefs(f).primed;
     c.floats(Shape::kRq)[row] = f.r_q, c.floats(Shape::kWk)[row] = f.w_k, c.floats(Shape::kZv)[row] = f.z_v;
     // Not 0, so that what it multiplies can be found again.
     c.floats(Shape::kEk)[row] = fabsf(f.e_k) > 1e-20f ? f.e_k : 1e-20f;
@@ -222,25 +224,31 @@ FW_DEVICE uint4 load_values(const WorkTile<Shape>& c, int work_tile, int block, 
   return *reinterpret_cast<const uint4*>(v.data + 2 * (row * v.stride + column));
 }
 
-// dv of a row's eight columns; returns them times v, or times R.
+// dv of a row's eight columns; adds them times v, or times R, to the row's sums.
 template <class Shape>
-FW_DEVICE float store_values(const WorkTile<Shape>& c, int work_tile, int block, int row, const uint4& values) {
+FW_DEVICE void store_values(const WorkTile<Shape>& c, int work_tile, int block, int row, const uint4& values,
+                            ValueSums& sums) {
   const int in_block = (c.thread & 7) * 8, column = block * kValueBlock + in_block;
-  if (row >= c.rows(work_tile) || column >= c.args.problem.V) return 0;
+  if (row >= c.rows(work_tile) || column >= c.args.problem.V) return;
   const Rows dv = c.rows_at(c.args.grads.d.v, work_tile);
   const char* at = c.memory + sw128_offset(row, in_block);
   const float z_v = c.floats(Shape::kZv)[row];
   const uint4 words = *reinterpret_cast<const uint4*>(at + Shape::kV);
   uint4 with = values;
-  if (c.residual_gains())
-    with =
-        gain_by_residual(z_v) ? *reinterpret_cast<const uint4*>(at + Shape::kW) : load_values(c, work_tile, block, row);
+  if (c.residual_gains()) {
+    if (gain_by_residual(z_v)) {
+      with = *reinterpret_cast<const uint4*>(at + Shape::kW);
+    } else if constexpr (!Shape::kNoDecayFix) {
+      with = load_values(c, work_tile, block, row);
+    }
+  }
+  sums.gain = dot_16_bytes(words, with, sums.gain);
+  if constexpr (Shape::kNoDecayFix) sums.v_dz = dot_16_bytes(words, values, sums.v_dz);
   float dz[8];
   unpack_8(words, dz);
   FW_UNROLL
   for (int j = 0; j < 8; ++j) dz[j] *= z_v;
   *reinterpret_cast<uint4*>(dv.data + 2 * (row * dv.stride + column)) = pack_8(dz);
-  return dot_16_bytes(words, with, 0);
 }
 
 // A and B, in place of what the last stage was.
@@ -292,9 +300,11 @@ struct KeyWords {
   }
 };
 
-// The products with the states times the scales. Returns this thread's part of the sum of w (.) the states' part of dw.
+// The products with the states times the scales. Returns this thread's part of the sum of w (.) the states' part of dw;
+// by_rows (NoDecayState): of r (.) that of dr and e (.) that of de.
 template <class Shape>
-FW_DEVICE float scale_sums(const WorkTile<Shape>& c, int work_tile, const KeyWords<Shape>& k, StreamSums& sums) {
+FW_DEVICE float scale_sums(const WorkTile<Shape>& c, int work_tile, const KeyWords<Shape>& k, bool by_rows,
+                           StreamSums& sums) {
   const float* g = c.work_tile_floats(Shape::kG, work_tile);
   float dot = 0;
   FW_UNROLL
@@ -309,9 +319,14 @@ FW_DEVICE float scale_sums(const WorkTile<Shape>& c, int work_tile, const KeyWor
         sums.r[j][i] *= of_r;
         if constexpr (Shape::kDelta) sums.e[j][i] *= of_e;
         sums.w[j][i] *= of_w;
-        dot += k.at(j, i) * sums.w[j][i];
+        dot += k.at(j, i) * (Shape::kNoDecayFix && by_rows ? sums.e[j][i] : sums.w[j][i]);
       }
     }
+  }
+  if (Shape::kNoDecayFix && by_rows) {
+    const KeyWords<Shape> q(c, Shape::kQ);
+    FW_UNROLL
+    for (int i = 0; i < 16; ++i) dot += q.at(i / 4, i % 4) * sums.r[i / 4][i % 4];
   }
   return dot;
 }
@@ -389,8 +404,16 @@ FW_DEVICE KeySlopes make_slopes(const WorkTile<Shape>& c, int work_tile) {
   d.z_v = c.floats(Shape::kDZv)[row];
   FrontScalars<float> s;
   s.q2 = c.floats(Shape::kQ2)[row], s.k2 = c.floats(Shape::kK2)[row], s.beta = c.floats(Shape::kBeta)[row];
+  const float r_dz = d.z_v;
+  UnscaledCoefs unscaled;
+  if constexpr (Shape::kUnscaled) {
+    unscaled = unscaled_coefs(front_coefs(reduced_rule<true>(x.rule), x.scale, s));
+    of_unscaled_coefs(d, unscaled.a, unscaled.b);
+  }
   FrontScalars<float> ds = front_coefs_vjp(reduced_rule<true>(x.rule), x.scale, s, d);
-  if (c.residual_gains() && gain_by_residual(c.floats(Shape::kZv)[row])) ds.beta = gain_gradient(d.z_v, s.beta);
+  if (c.residual_gains() && gain_by_residual(c.floats(Shape::kZv)[row]))
+    ds.beta =
+        Shape::kUnscaled ? unscaled_gain_gradient(r_dz, unscaled.a, unscaled.b, s.beta) : gain_gradient(r_dz, s.beta);
   if (c.group() == 0 && (c.lane & 1) == 0 && row < c.rows(work_tile))
     store_one(c.rows_at(c.args.grads.d.beta, work_tile), row, ds.beta);
   KeySlopes slopes;
@@ -424,7 +447,8 @@ FW_DEVICE void store_keys(const WorkTile<Shape>& c, int work_tile, const KeyWord
   }
 }
 
-// By one warp: dG of two rows a lane is q and k times what they take of r and e, less that of w; then dg.
+// By one warp: dG of two rows a lane is q and k times what they take of r and e, less that of w, or (NoDecayState)
+// r.dr - z.dz; then dg.
 template <class Shape>
 FW_DEVICE void store_decays(const WorkTile<Shape>& c, int work_tile) {
   if (c.rows_at(c.args.grads.d.g, work_tile).data == nullptr) return;
@@ -432,9 +456,16 @@ FW_DEVICE void store_decays(const WorkTile<Shape>& c, int work_tile) {
   FW_UNROLL
   for (int i = 0; i < Shape::kWarps; ++i) tail += c.floats(Shape::kWarpSums)[i];
   float2 d = make_float2(0, 0);
+  const NoDecayState<Shape> still(c, work_tile);
+  if (Shape::kNoDecayFix && still.still) {
+    const float2 z = *reinterpret_cast<const float2*>(c.floats(Shape::kZv) + 2 * c.lane),
+                 v = *reinterpret_cast<const float2*>(c.floats(Shape::kVDz) + 2 * c.lane);
+    d = make_float2(-z.x * v.x, -z.y * v.y);
+  }
   FW_UNROLL
   for (int i = 0; i < Shape::kSums * Shape::kGroups; ++i) {
     if (!Shape::kDelta && i / Shape::kGroups == 1) continue;
+    if (Shape::kNoDecayFix && still.still && i >= Shape::kGroups) continue;
     const float2 part = *reinterpret_cast<const float2*>(c.floats(Shape::kPartial) + 64 * i + 2 * c.lane);
     const float sign = i / Shape::kGroups == 2 ? -1.0f : 1.0f;
     d.x += sign * part.x, d.y += sign * part.y;
@@ -475,7 +506,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     float tail = 0;
     {
       PairSums<Shape> pairs;
-      float gain[Shape::kThreads == 256 ? 2 : 1] = {};
+      ValueSums values[Shape::kThreads == 256 ? 2 : 1] = {};
       FW_NO_UNROLL
       for (int block = 0; block < c.blocks; ++block) {
         if (!made) make_value_tiles(c, 0);
@@ -483,12 +514,17 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         if (block == 0) sync_threads();  // scales of rows, and where the next work tile is
         prefetch_next(c, work_tile, block);
         FW_UNROLL
-        for (int i = 0; i < static_cast<int>(sizeof gain / sizeof gain[0]); ++i) {
+        for (int i = 0; i < static_cast<int>(sizeof values / sizeof values[0]); ++i) {
           const int row = (c.thread >> 3) + 32 * i;
-          const uint4 v = c.residual_gains() ? make_uint4(0, 0, 0, 0) : load_values(c, work_tile, block, row);
-          gain[i] += store_values(c, work_tile, block, row, v);
+          const uint4 v = c.wants_values() ? load_values(c, work_tile, block, row) : make_uint4(0, 0, 0, 0);
+          store_values(c, work_tile, block, row, v, values[i]);
         }
-        tail = dot_states(c, 0, tail);
+        const NoDecayState<Shape> still(c, work_tile);
+        if (still.by_scans()) {
+          tail = NoDecayWords<Shape>(c, still, block).dot(c, still, 0, tail);
+        } else {
+          tail = dot_states(c, 0, tail);
+        }
         sync_threads();  // the stage has been read
         if (block + 1 == c.blocks) continue;
         load_value_block(c, work_tile, block + 1);
@@ -497,15 +533,21 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       if (!made) load_keys(c, work_tile);
       store_matrices_of_pairs(c, work_tile, pairs);
       FW_UNROLL
-      for (int i = 0; i < static_cast<int>(sizeof gain / sizeof gain[0]); ++i) {
-        const float sum = group_sum<8>(gain[i]);
+      for (int i = 0; i < static_cast<int>(sizeof values / sizeof values[0]); ++i) {
+        const float sum = group_sum<8>(values[i].gain);
         if ((c.thread & 7) == 0) c.floats(Shape::kDZv)[(c.thread >> 3) + 32 * i] = sum;
+        if constexpr (Shape::kNoDecayFix) {
+          const float v_dz = group_sum<8>(values[i].v_dz);
+          if ((c.thread & 7) == 0) c.floats(Shape::kVDz)[(c.thread >> 3) + 32 * i] = v_dz;
+        }
       }
     }
     finish_loads();
     c.refresh();
     const KeyWords<Shape> k(c, Shape::kK);
-    tail = tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + scale_sums(c, work_tile, k, sums);
+    const NoDecayState<Shape> still(c, work_tile);
+    const float of_rows = scale_sums(c, work_tile, k, still.by_rows(), sums);
+    if (!still.by_scans()) tail = tail * exp2_fast(c.work_tile_floats(Shape::kG, work_tile)[63]) + of_rows;
     tail = warp_sum(tail);
     if (c.lane == 0) c.floats(Shape::kWarpSums)[c.warp] = tail;
     add_key_products(c, sums);

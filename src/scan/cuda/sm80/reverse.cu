@@ -1,7 +1,7 @@
 // The reverse scan over chunks of 64 tokens by mma.sync, in 99 KB of shared memory. Tiles, forms and results are those
-// of sm90/scan/reverse.cu, without hi/lo tiles.
-// Per chunk, from the last to the first:
+// of sm90/scan/reverse.cu. Per chunk, from the last to the first:
 //   kAdditive, kTiles    V = k D                                    D = Diag(gamma) D + q^T dO - y^T V
+//   kHiLo                V = diag(scale) k D                        the same; D, V, k and y have two terms
 //   kKeys                dR = P^T dO + Khat D, dZ = A^T dR          D = Diag(gamma) D + Q^T dO + E^T dZ
 //   others               dR = P^T dO + diag(k) K D, dZ = A^T dR     D = gamma D + Q^T (diag(q) dO + diag(erase_q) dZ)
 //                                                                         + K^T (diag(read_k) dO + diag(e) dZ)
@@ -23,21 +23,22 @@ struct WarpReverseShape {
   static constexpr int kTileK = kTraits.k_tile;
   static constexpr ReverseForm kForm = kTraits.form;
   static constexpr bool kSave = kTraits.saves, kDelta = kForm != ReverseForm::kAdditive;
-  static constexpr bool kTiles = kForm == ReverseForm::kTiles || !kDelta, kSums = kForm == ReverseForm::kSums,
-                        kKeys = kForm == ReverseForm::kKeys;
+  static constexpr bool kHiLo = kForm == ReverseForm::kHiLo, kTiles = kForm == ReverseForm::kTiles || kHiLo || !kDelta,
+                        kSums = kForm == ReverseForm::kSums, kKeys = kForm == ReverseForm::kKeys;
   static constexpr int kMatrix = 64 * kTileK * 2;
   // kTiles: y in place of E.
   static constexpr bool kHasE = (kTiles && kDelta) || kKeys;
   static constexpr int kK = 0, kQ = kK + kMatrix, kE = kQ + kMatrix, kA = kE + (kHasE ? kMatrix : 0),
                        kP = kA + (kTiles ? 0 : kSw128Bytes);
-  // Of even and odd chunks: dO, then V or dZ; D.
-  static constexpr int kTile = kP + (kTiles ? 0 : kSw128Bytes), kD = kTile + 2 * kSw128Bytes,
-                       kNumbers = kD + (kSave ? kMatrix : 0);
+  static constexpr int kLo = kP + (kTiles ? 0 : kSw128Bytes), kKeysLo = kLo + (kHiLo ? kMatrix : 0);
+  // Of even and odd chunks: dO, then V or dZ; D, which leaves from registers if there is no room (kHiLo).
+  static constexpr int kTile = kKeysLo + (kHiLo ? kMatrix : 0), kD = kTile + 2 * kSw128Bytes,
+                       kNumbers = kD + (kSave && !kHiLo ? kMatrix : 0);
   // kTiles, kKeys: gamma.
   static constexpr int kNumberBytes = kTiles || kKeys ? kTileK * 4
                                       : kSums         ? static_cast<int>(sizeof(RowScalesBwd))
                                                       : static_cast<int>(kPlainScaleBytes);
-  static constexpr int kShared = kNumbers + kNumberBytes;
+  static constexpr int kKeyScale = kNumbers + kNumberBytes, kShared = kKeyScale + (kHiLo ? 64 * 4 : 0);
   static_assert(kShared <= kSm80SharedBytes);
 };
 
@@ -55,6 +56,11 @@ struct ReverseLoads {
       if constexpr (Shape::kTiles) {
         load_bytes<Shape::kMatrix>(shared + Shape::kK, bwd_tiles(c).k);
         load_bytes<Shape::kMatrix>(shared + Shape::kQ, bwd_tiles(c).q);
+        if constexpr (Shape::kHiLo) {
+          if (has_keys_lo())
+            load_bytes<Shape::kMatrix>(shared + Shape::kKeysLo,
+                                       args.hi_lo.lo_parts + chunk_tile(c) * (64 * Shape::kTileK));
+        }
       } else {
         load_bytes<kSw128Bytes>(shared + Shape::kA, args.pairs[chunk_tile(c)].a);
         load_bytes<kSw128Bytes>(shared + Shape::kP, args.pairs[chunk_tile(c)].p);
@@ -72,6 +78,11 @@ struct ReverseLoads {
       if constexpr (Shape::kTiles) {
         if constexpr (Shape::kHasE) load_bytes<Shape::kMatrix>(shared + Shape::kE, bwd_tiles(c).y);
         load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, bwd_tiles(c).gamma);
+        if constexpr (Shape::kHiLo) {
+          const auto& lo = static_cast<const LoTiles<Shape::kTileK>*>(args.hi_lo.chunk_tiles)[chunk_tile(c)];
+          load_bytes<Shape::kMatrix>(shared + Shape::kLo, lo.lo);
+          load_bytes<64 * 4>(shared + Shape::kKeyScale, lo.scale);
+        }
       } else if constexpr (Shape::kKeys) {
         load_bytes<Shape::kMatrix>(shared + Shape::kE, qe_tiles(c).e);
         load_bytes<Shape::kNumberBytes>(shared + Shape::kNumbers, qe_tiles(c).gamma);
@@ -83,6 +94,8 @@ struct ReverseLoads {
     }
     cp_async_commit();
   }
+  // kHiLo: whether bf16 leaves anything out of k.
+  FW_DEVICE bool has_keys_lo() const { return args.hi_lo.lo_parts != nullptr; }
 
  private:
   FW_DEVICE const QETiles<Shape::kTileK>& qe_tiles(int c) const {
@@ -96,7 +109,7 @@ struct ReverseLoads {
 template <class Shape>
 __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const ScanReverseArgs args) {
   constexpr int kTileK = Shape::kTileK;
-  constexpr bool kSave = Shape::kSave;
+  constexpr bool kSave = Shape::kSave, kHiLo = Shape::kHiLo;
   char* const shared = shared_memory();
   const int value_blocks = value_block_count(args.V);
   const ScanCoord coord = scan_coord(args.sequences, args.HV, value_blocks, 0);
@@ -110,31 +123,41 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
   const auto& numbers = *reinterpret_cast<const RowScalesBwd*>(shared + Shape::kNumbers);  // kRows, kSums
   const float* const gamma = reinterpret_cast<const float*>(shared + Shape::kNumbers);     // others
   uint32_t a[kTileK / 16][4];
+  [[maybe_unused]] uint32_t a_lo[kTileK / 16][4];  // kHiLo
   FW_NO_UNROLL
   for (int c = coord.chunks - 1; c >= 0; --c) {
     const uint32_t tile = base + Shape::kTile + static_cast<uint32_t>(c % 2 * kSw128Bytes);
     const int64_t block_tile = loads.chunk_tile(c) * value_blocks + coord.value_block;
     uint32_t d_o[4][4], b[4][4];
-    [[maybe_unused]] uint32_t scaled[4][4];  // kRows, kSums
+    [[maybe_unused]] uint32_t scaled[4][4], b_lo[4][4];  // kRows, kSums; kHiLo
     float v[32];
     [[maybe_unused]] float z[32];  // not kTiles
     pack_fragments(state, a);
+    if constexpr (kHiLo) pack_lo_parts(state, a, a_lo);
     cp_async_wait<1>();
     sync_threads();
-    if constexpr (kSave) {
+    if constexpr (kSave && kHiLo) {
+      store_state_words(args.d_states + block_tile * (64 * kTileK), a);
+    } else if constexpr (kSave) {
       FW_UNROLL
       for (int k = 0; k < kTileK / 16; ++k) store_state_fragment(base + Shape::kD, k, a[k]);
     }
     FW_UNROLL
     for (int k = 0; k < 4; ++k) load_token_fragment(d_o[k], tile, k);
     clear_sums(v);
-    if constexpr (Shape::kTiles || Shape::kKeys) mma_rows(v, a, base + Shape::kK);
+    if constexpr (kHiLo) {
+      mma_hi_lo_rows(v, a, a_lo, base + Shape::kK);
+      if (loads.has_keys_lo()) mma_rows(v, a, base + Shape::kKeysLo);
+    } else if constexpr (Shape::kTiles || Shape::kKeys) {
+      mma_rows(v, a, base + Shape::kK);
+    }
     if constexpr (Shape::kKeys) mma_outer(v, d_o, base + Shape::kP);
     cp_async_wait<0>();
     sync_threads();
     if constexpr (Shape::kTiles || Shape::kKeys) {
       scale_columns(state, gamma);
       mma_outer(state, d_o, base + Shape::kQ);
+      if constexpr (kHiLo) scale_columns(v, reinterpret_cast<const float*>(shared + Shape::kKeyScale));
     } else {
       mma_rows(v, a, base + Shape::kK);
       scale_columns(v, numbers.k);
@@ -142,6 +165,7 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
       scale_all(state, numbers.gamma[0]);
     }
     pack_fragments(v, b);
+    if constexpr (kHiLo) pack_lo_parts(v, b, b_lo);
     if constexpr (!Shape::kTiles) {
       clear_sums(z);
       mma_outer(z, b, base + Shape::kA);
@@ -154,16 +178,26 @@ __global__ void __launch_bounds__(kWarpScanThreads, 2) sm80_reverse_kernel(const
     }
     sync_threads();
     loads.early(c - 1);
-    if constexpr (kSave) store_bytes<Shape::kMatrix>(args.d_states + block_tile * (64 * kTileK), shared + Shape::kD);
+    if constexpr (kSave && !kHiLo)
+      store_bytes<Shape::kMatrix>(args.d_states + block_tile * (64 * kTileK), shared + Shape::kD);
     if constexpr (Shape::kTiles && Shape::kDelta) {
       constexpr uint32_t kSigns = 0x80008000u;
       FW_UNROLL
       for (int k = 0; k < 4; ++k) {
         FW_UNROLL
         for (uint32_t& x : b[k]) x ^= kSigns;
+        if constexpr (kHiLo) {
+          FW_UNROLL
+          for (uint32_t& x : b_lo[k]) x ^= kSigns;
+        }
       }
     }
-    if constexpr (Shape::kHasE) mma_outer(state, b, base + Shape::kE);
+    if constexpr (kHiLo) {
+      mma_hi_lo_outer(state, b, b_lo, base + Shape::kE);
+      mma_outer(state, b, base + Shape::kLo);
+    } else if constexpr (Shape::kHasE) {
+      mma_outer(state, b, base + Shape::kE);
+    }
     if constexpr (!Shape::kTiles && !Shape::kKeys) {
       clear_sums(v);
       if constexpr (Shape::kSums) {
@@ -207,8 +241,9 @@ void sm80_scan_reverse(const ScanReverseArgs& args, ReverseScan kernel, int k_ti
     return args.mixed ? launch_sm80_reverse<ReverseForm::kSums>(args, k_tile, stream)
                       : launch_sm80_reverse<ReverseForm::kRows>(args, k_tile, stream);
   }
-  args.is_delta ? launch_sm80_reverse<ReverseForm::kTiles>(args, k_tile, stream)
-                : launch_sm80_reverse<ReverseForm::kAdditive>(args, k_tile, stream);
+  if (!args.is_delta) return launch_sm80_reverse<ReverseForm::kAdditive>(args, k_tile, stream);
+  args.hi_lo.chunk_tiles != nullptr ? launch_sm80_reverse<ReverseForm::kHiLo>(args, k_tile, stream)
+                                    : launch_sm80_reverse<ReverseForm::kTiles>(args, k_tile, stream);
 }
 
 }  // namespace fw::cuda

@@ -9,8 +9,10 @@
 //   0 to 3    A = (I + T)^-1 in hi and lo parts;   4 to 7, and 0 and 2 before   meanwhile Z and what is read back (cp.async)
 #include <algorithm>
 
+#include "gpu/device.h"
 #include "gpu/launch.h"
-#include "gpu/sm90/ptx.cuh"
+#include "gpu/sm80/stores.cuh"
+#include "scan/cuda/dispatch.h"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/prepare/channel_parts.cuh"
 
@@ -21,18 +23,32 @@ namespace {
 // q. Then w up to the middle of the chunk of tokens 0 to 31, and in rows 32 to 63 of the same matrix what bf16 leaves
 // out of it. T, A and P overwrite w / L, M overwrites T, what bf16 leaves out of A and P overwrites w up to the
 // middle. -E (becomes y) and then Khat (becomes x) overwrite e L, and Q overwrites r L.
-template <int kTileK>
+//
+// kScaled, in 99 KB: w up to the middle is made of w / L where it is an operand, and what bf16 leaves out of P
+// overwrites the decays.
+struct HiLoTraits {
+  int k_tile = 128;  // 64 or 128
+  bool scales_far = false;
+};
+template <HiLoTraits kTraits>
 struct HiLoLayout {
+  static constexpr int kTileK = kTraits.k_tile;
+  static constexpr bool kScaled = kTraits.scales_far;
   static constexpr uint32_t kOperand = 2 * kChunk * kTileK, kTriangle = (kTriangleBytes + 1023) / 1024 * 1024;
   static constexpr uint32_t kUp = 0, kUpLo = kOperand, kT = kUp, kA = kT + kTriangle, kP = kA + kSw128Bytes, kM = kT;
-  static constexpr uint32_t kFar = std::max(2 * kOperand, kP + kSw128Bytes), kALow = kFar, kPLow = kALow + kSw128Bytes;
-  static constexpr uint32_t kErase = std::max(kFar + kOperand, kPLow + kSw128Bytes), kEraseLo = kErase + kOperand,
-                            kReads = kEraseLo + kOperand;
+  static constexpr uint32_t kFar = std::max(2 * kOperand, kP + kSw128Bytes), kALow = kScaled ? kP + kSw128Bytes : kFar,
+                            kLowEnd = kALow + kSw128Bytes;
+  static constexpr uint32_t kErase = kScaled ? std::max(2 * kOperand, kLowEnd)
+                                             : std::max(kFar + kOperand, kLowEnd + kSw128Bytes),
+                            kEraseLo = kErase + kOperand, kReads = kEraseLo + kOperand;
   static constexpr uint32_t kCoefs = kReads + kOperand, kDecays = kCoefs + kChunk * sizeof(RowScaleCoefs),
-                            kOnes = kDecays + sizeof(BlockDecays<kTileK>);
+                            kPLow = kScaled ? kDecays : kLowEnd;
+  static constexpr uint32_t kDecayBytes = sizeof(BlockDecays<kTileK>),
+                            kOnes = kDecays + (kScaled ? std::max(kDecayBytes, uint32_t{kSw128Bytes}) : kDecayBytes);
   static constexpr uint32_t kBytes = kOnes + kChunk * sizeof(float);
-  static constexpr int kBlocks = 2;
-  static_assert(kFar % 1024 == 0 && kErase % 1024 == 0 && kBlocks * (kBytes + 1024) <= 228 * 1024);
+  static constexpr int kBlocks = kScaled ? 1 : 2;
+  static_assert(kFar % 1024 == 0 && kErase % 1024 == 0 && kPLow % 1024 == 0 &&
+                kBlocks * (kBytes + 1024) <= 228 * 1024 && (!kScaled || kBytes <= kSm80SharedBytes));
 };
 inline constexpr uint32_t kLoRows = 32 * 128;  // from rows 0 to 31 of a matrix to rows 32 to 63: bytes
 
@@ -52,17 +68,16 @@ FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], const ChunkTiles<
 }
 
 // The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles.
-template <int kTileK, RowDecays kDecays>
+template <class Layout, RowDecays kDecays, int kTileK = Layout::kTileK>
 FW_DEVICE void fine_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32],
                         ChannelDecays<kTileK / 32>& d, char* shared, const ChunkTiles<kTileK>& out) {
-  using Layout = HiLoLayout<kTileK>;
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
   const DecayedRow<kN> row = decayed_row<kDecays>(s, alpha, d);
   store_packed(shared + Layout::kReads + at, pack_channels(row.reads));
   store_terms(shared + Layout::kUp + at, shared + Layout::kUpLo + at, row.up);
   store_terms(shared + Layout::kErase + at, shared + Layout::kEraseLo + at, row.erase);
-  if (warp < 4) {
+  if (!Layout::kScaled && warp < 4) {
     float far[kN];
     FW_UNROLL
     for (int j = 0; j < kN; ++j) far[j] = d.far[j] * row.down[j];
@@ -92,10 +107,9 @@ FW_DEVICE void mma_terms(float (&c)[4], const Terms& a, const Terms& b, int m) {
 }
 
 // left: one matrix, or two where lo parts is not 0.
-template <int kTileK>
+template <class Layout, int kTileK = Layout::kTileK>
 FW_DEVICE void hi_lo_pair_tiles(uint32_t left, uint32_t left_lo, uint32_t base, const BlockDecays<kTileK>& decays,
                                 int block, PairTiles& c) {
-  using Layout = HiLoLayout<kTileK>;
   clear_pair_tiles(c);
   // Channels 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of a step.
   const auto factors = [&](int of_block, int k) {
@@ -135,10 +149,23 @@ FW_DEVICE void hi_lo_pair_tiles(uint32_t left, uint32_t left_lo, uint32_t base, 
       const float2 low = product(first, second), high = product(first + 8, second + 8);
       scale_term(a, 0, low), scale_term(a, 1, low), scale_term(a, 2, high), scale_term(a, 3, high);
     }
+    [[maybe_unused]] float2 low = make_float2(1, 1), high = low;  // kScaled: from the end of block n + 1 to the middle
     FW_UNROLL
-    for (int n = 0; n < 4; n += 2) {
-      ldmatrix_x4(b.high, b_fragment(base + Layout::kFar, 8 * n, 2 * k));
-      ldmatrix_x4(b.lo_parts, b_fragment(base + Layout::kFar, 32 + 8 * n, 2 * k));
+    for (int i = 0; i < 4; i += 2) {
+      const int n = Layout::kScaled ? 2 - i : i;
+      if constexpr (Layout::kScaled) {
+        const auto with = [](float2& x, const float2& y) { x.x *= y.x, x.y *= y.y; };
+        ldmatrix_x4(b.high, b_fragment(base + Layout::kUp, 8 * n, 2 * k));
+        ldmatrix_x4(b.lo_parts, b_fragment(base + Layout::kUpLo, 8 * n, 2 * k));
+        const float *second = factors(n + 1, k), *first = factors(n, k);
+        with(low, pair(second)), with(high, pair(second + 8));
+        scale_term(b, 2, low), scale_term(b, 3, high);
+        with(low, pair(first)), with(high, pair(first + 8));
+        scale_term(b, 0, low), scale_term(b, 1, high);
+      } else {
+        ldmatrix_x4(b.high, b_fragment(base + Layout::kFar, 8 * n, 2 * k));
+        ldmatrix_x4(b.lo_parts, b_fragment(base + Layout::kFar, 32 + 8 * n, 2 * k));
+      }
       mma_terms(c.far[n], a, b, 0);
       mma_terms(c.far[n + 1], a, b, 2);
     }
@@ -146,14 +173,13 @@ FW_DEVICE void hi_lo_pair_tiles(uint32_t left, uint32_t left_lo, uint32_t base, 
 }
 
 // T and P: warps 0 to 3 have the blocks of 16 rows of T and 4 to 7 those of P.
-template <int kTileK>
+template <class Layout, int kTileK = Layout::kTileK>
 FW_DEVICE void hi_lo_pairs(char* shared, int warp, const BlockDecays<kTileK>& decays) {
-  using Layout = HiLoLayout<kTileK>;
   const int block = warp < 4 ? warp : 7 - warp;  // the two warps of one scheduler share its work evenly
   const bool strict = warp < 4;
   const uint32_t base = shared_address(shared);
   PairTiles c;
-  hi_lo_pair_tiles<kTileK>(base + (strict ? Layout::kErase : Layout::kReads), strict ? base + Layout::kEraseLo : 0,
+  hi_lo_pair_tiles<Layout>(base + (strict ? Layout::kErase : Layout::kReads), strict ? base + Layout::kEraseLo : 0,
                            base, decays, block, c);
   sync_threads();  // T and P overwrite operands
   clear_above(shared + Layout::kP);
@@ -169,19 +195,10 @@ FW_DEVICE void hi_lo_pairs(char* shared, int warp, const BlockDecays<kTileK>& de
   }
 }
 
-// What this block wrote, into shared memory.
-template <int kTileK>
-FW_DEVICE void bring(const void* chunk_tile, char* matrix, int thread, int threads) {
-  for (uint32_t i = static_cast<uint32_t>(thread) * 16; i < HiLoLayout<kTileK>::kOperand;
-       i += static_cast<uint32_t>(threads) * 16)
-    cp_async_16(shared_address(matrix + i), static_cast<const char*>(chunk_tile) + i, true);
-}
-
-template <int kTileK>
-__global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
+template <class Layout>
+__global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBlocks))
     prepare_channel_hi_lo_kernel(const __grid_constant__ PrepareArgs args, int fetched_flag) {
-  using Layout = HiLoLayout<kTileK>;
-  constexpr int kN = kTileK / 32;
+  constexpr int kTileK = Layout::kTileK, kN = kTileK / 32;
   const Problem& x = args.problem;
   const bool fetched = fetched_flag != 0;
   char* shared = shared_memory();
@@ -211,20 +228,20 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
   }
   if (fetched && exact) {
     for_each_fetched_row<kN, false>(x, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-      fine_row<kTileK, RowDecays::kExact>(r, warp, s, alpha[r], d, shared, out);
+      fine_row<Layout, RowDecays::kExact>(r, warp, s, alpha[r], d, shared, out);
     });
   } else {
     for_each_row<kN>(x, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
       decay_row(x, decay_tensor, coord, r, row);
-      fine_row<kTileK, RowDecays::kBounded>(r, warp, s, row, d, shared, out);
+      fine_row<Layout, RowDecays::kBounded>(r, warp, s, row, d, shared, out);
     });
     bounded_keys<kN>(x, decay_tensor, coord, coefs, d.behind,
                      [&](int r, const float(&k)[kN]) { store_key<kTileK>(r, k, out); });
   }
   fence_async_global();  // Khat, which x overwrites by copies of TMA
   sync_threads();
-  hi_lo_pairs<kTileK>(shared, warp, decays);
+  hi_lo_pairs<Layout>(shared, warp, decays);
 
   char *const erase = shared + Layout::kErase, *const erase_lo = shared + Layout::kEraseLo,
               *const reads = shared + Layout::kReads;
@@ -265,15 +282,11 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
       buffers.e_lo = buffers.y_lo = shared_address(erase_lo);
       transform_reads<RowForm::kStreams, true>(buffers, a, p.high, warp);
     }
-    fence_async_shared();
-    sync_threads();
-    if (thread == 0) {
-      bulk_store(out.backward->y, erase, sizeof out.backward->y);
-      bulk_store(out.backward_lo->lo, erase_lo, sizeof out.backward_lo->lo);
-      bulk_store(out.backward->q, reads, sizeof out.backward->q);
-      bulk_commit();
-      bulk_wait_read<0>();
-    }
+    store_block([&](auto&& copy) {
+      copy(out.backward->y, erase, sizeof out.backward->y);
+      copy(out.backward_lo->lo, erase_lo, sizeof out.backward_lo->lo);
+      copy(out.backward->q, reads, sizeof out.backward->q);
+    });
     sync_threads();
     issue_keys(thread, kPrepareThreads);
     cp_async_commit();
@@ -286,33 +299,31 @@ __global__ void __launch_bounds__(kPrepareThreads, HiLoLayout<kTileK>::kBlocks)
         shared_address(erase), nullptr, a, warp, [](float(&)[8][4]) {}, shared_address(erase_lo), lo_parts);
     store_slice(shared_address(erase_lo), warp, lo_parts);
   }
-  fence_async_shared();
-  sync_threads();
-  if (thread == 0) {
-    bulk_store(out.forward->x, erase, sizeof out.forward->x);
-    bulk_store(out.forward_lo->lo, erase_lo, sizeof out.forward_lo->lo);
-    bulk_store(out.forward->m, shared + Layout::kM, kSw128Bytes);
+  store_block([&](auto&& copy) {
+    copy(out.forward->x, erase, sizeof out.forward->x);
+    copy(out.forward_lo->lo, erase_lo, sizeof out.forward_lo->lo);
+    copy(out.forward->m, shared + Layout::kM, kSw128Bytes);
     if (out.pairs != nullptr) {
-      bulk_store(out.pairs->a, shared + Layout::kA, kSw128Bytes);
-      bulk_store(out.pairs->p, shared + Layout::kP, kSw128Bytes);
+      copy(out.pairs->a, shared + Layout::kA, kSw128Bytes);
+      copy(out.pairs->p, shared + Layout::kP, kSw128Bytes);
     }
-    bulk_commit();
-    bulk_wait_read<0>();
-  }
-}
-
-template <int kTileK>
-void launch_hi_lo(const PrepareArgs& args, bool copied, int64_t chunks, void* stream) {
-  launch(prepare_channel_hi_lo_kernel<kTileK>, prepare_grid(args.problem, chunks), kPrepareThreads,
-         HiLoLayout<kTileK>::kBytes, stream, args, static_cast<int>(copied));
+  });
 }
 
 }  // namespace
 
 void prepare_channel_hi_lo(const PrepareArgs& args, const PrepareChoice& choice, int k_tile, int64_t chunks,
                            void* stream) {
-  const bool copied = choice.kernel == PrepareKernel::kChannelHiLo;
-  k_tile == 128 ? launch_hi_lo<128>(args, copied, chunks, stream) : launch_hi_lo<64>(args, copied, chunks, stream);
+  const PrepareKernel kernel = choice.kernel;
+  const bool copied = kernel == PrepareKernel::kChannelHiLo || kernel == PrepareKernel::kSm80ChannelHiLo,
+             in_99_kb = kernel == PrepareKernel::kSm80ChannelHiLo || kernel == PrepareKernel::kSm80ChannelHiLoRead;
+  with_constants(
+      [&](auto small, auto scales_far) {
+        using Layout = HiLoLayout<HiLoTraits{.k_tile = small ? 64 : 128, .scales_far = scales_far}>;
+        launch(prepare_channel_hi_lo_kernel<Layout>, prepare_grid(args.problem, chunks), kPrepareThreads,
+               Layout::kBytes, stream, args, static_cast<int>(copied));
+      },
+      k_tile == 64, in_99_kb);
 }
 
 }  // namespace fw::cuda
