@@ -65,7 +65,7 @@ void for_tiles(int64_t m, int64_t n, const Body& body) {
 }
 
 // Rows of 2 KB or a multiple of it that are read as columns meet in a few sets of the first-level cache: oneDNN's
-// product of A^T then takes up to 2.5 times as long. Such rows are copied apart, so many of them at a time as stay in L2.
+// product of A^T then takes up to 2.5 times as long. Such rows are copied apart, as many at a time as stay in L2.
 constexpr int64_t kCopiedRows = 256, kApart = 16;
 bool rows_meet(int64_t stride) { return stride % 512 == 0; }
 const float* copied_apart(const float* from, int64_t stride, int64_t rows, int64_t cols, float* to) {

@@ -159,8 +159,7 @@ TEST(ChunkForm, EveryLength) {
 }
 
 TEST(ChunkForm, EveryLengthOfStepsAboveOne) {
-  expect_every_length({"gated_deltanet_neg", "kda_neg", "deltanet_neg", "gated_deltanet2_neg", "qdelta gain_bound=2"},
-                      540);
+  expect_every_length({"gated_deltanet_neg", "kda_neg", "gated_deltanet2_neg"}, 540);
 }
 
 // What forward saves, backward takes whatever memory its own tensors have, in which forward may have taken other

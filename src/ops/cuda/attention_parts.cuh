@@ -1,6 +1,6 @@
-// What the kernels of attention share on any GPU: which keys a query sees, softmax, and a tile's rows and results. Eight
-// warps in two groups of four, "the workers", own 64 rows of a tile of 128 each, 16 a warp. Matrices of 64 rows are
-// panels of 64 columns (gpu/sw128.h). Accumulators are laid out as gpu/sm80/fragments.cuh says.
+// What the kernels of attention share on any GPU: which keys a query sees, softmax, and a tile's rows and results.
+// Eight warps in two groups of four, "the workers", own 64 rows of a tile of 128 each, 16 a warp. Matrices of 64 rows
+// are panels of 64 columns (gpu/sw128.h). Accumulators are laid out as gpu/sm80/fragments.cuh says.
 #pragma once
 
 #include <algorithm>

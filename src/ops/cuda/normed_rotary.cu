@@ -1,6 +1,6 @@
-// Query and key heads of a decoded token, normed and rotated in place in one kernel (ops.def): to the bits of the two
-// norms and the rotation, which alone are three kernels of a few rows each. As many neighbouring lanes as a head has
-// packets have the head in registers. The lanes that hold a pair of channels exchange them.
+// Query and key heads of a decoded token, normed and rotated in place in one kernel (ops.def). It has the bits of the
+// two norms and the rotation, which alone are three kernels of a few rows each. As many neighbouring lanes as a head
+// has packets have the head in registers. The lanes that hold a pair of channels exchange them.
 //   normed_rotary_kernel   grid: heads / heads of a block, tokens
 #include <bit>
 

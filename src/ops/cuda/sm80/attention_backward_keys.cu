@@ -1,5 +1,5 @@
-// Attention backward without Hopper's instructions, second pass: dV = P^T dO and dK = scale dS^T Q with dS = P (dO V^T -
-// delta), P = exp2(scale' S - lse), of what the first pass made. A block has a tile of 128 keys of one key head, 16 a
+// Attention backward without Hopper's instructions, second pass: dV = P^T dO and dK = scale dS^T Q with dS = P (dO V^T
+// - delta), P = exp2(scale' S - lse), of what the first pass made. A block has a tile of 128 keys of one key head, 16 a
 // warp. For each head of its group it walks over blocks of 32 queries, from the first that sees any of the keys.
 //
 //   shared memory   K [2][64, D] and V [2][64, D], where dK and dV leave through; Q [64, D] and dO [64, D], each two stages of 32 rows;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kWorkers, 1)
   int before = -1, stage = 0;  // the block that has been asked for
   const auto take = [&](bool more, int head, int i) {
     cp_async_wait<0>();
-    sync_threads();  // it is there for all, and all have read the one before, whose place the next one takes
+    sync_threads();  // it is there for all, and all have read the one before, which the next one overwrites
     const float number = more ? issue(head, i, stage ^ 1) : 0.0f;
     compute(before, stage);
     if (more) put_number(number, stage ^ 1);

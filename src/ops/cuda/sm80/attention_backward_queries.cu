@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWorkers, 1)
   FW_NO_UNROLL
   for (int j = blocks.last; j >= blocks.first; --j, stage ^= 1) {
     cp_async_wait<0>();
-    sync_threads();  // all have read the block before, whose place the next one takes
+    sync_threads();  // all have read the block before, which the next one overwrites
     if (j > blocks.first) issue(j - 1, stage ^ 1);
     float s[kKeys / 8][4], dp[kKeys / 8][4];
     multiply_transposed<kDim, kKeys>(s, q, 16 * warp_in_group(), base + Shape::kK, stage * kKeys);

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kWorkers, 1) sm80_attention_forward_kernel(con
   FW_NO_UNROLL
   for (int j = blocks.last; j >= blocks.first; --j, stage ^= 1) {
     cp_async_wait<0>();
-    sync_threads();  // all have read the block before, whose place the next one takes
+    sync_threads();  // all have read the block before, which the next one overwrites
     if (j > blocks.first) issue(j - 1, stage ^ 1);
     const uint32_t keys = base + static_cast<uint32_t>(Shape::kK + stage * Shape::kHalf),
                    values = base + static_cast<uint32_t>(Shape::kV + stage * Shape::kHalf);
