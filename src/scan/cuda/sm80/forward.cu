@@ -2,9 +2,8 @@
 // of sm90/scan/forward.cu. Per chunk:
 //   W = Z + E S      U = A W (kPairs, kSums)      O = Q S + M W (P U)      S = Diag(gamma) S + X^T W (k^T diag(k) U)
 //
-// kHiLo: what bf16 leaves out of e, if anything, lies where that of x comes after it.
-//
-// Four barriers of the block a chunk:
+// Four barriers of the block a chunk (kHiLo: what bf16 leaves out of e, if anything, lies where that of x comes after
+// it, which is a fifth):
 //   1  q and, of tiles, e are there        products with S
 //   2  everything is there                 W, U
 //   3  q and e have been read              their loads for the next chunk; S leaves; products with W
