@@ -298,6 +298,34 @@ TEST(Attention, TurnsItsHeads) {
   }
 }
 
+TEST(Attention, AGatedStepIsTheStepTimesItsSigmoid) {
+  const int64_t tokens = 5, H = 2, D = 4, wide = H * D;
+  const AttentionShape shape{H, 1, D, 3, 0.5};
+  const SeqLayout ones = SeqLayout::uniform(tokens, 1);
+  const std::vector<int64_t> before = {0, 1, 2, 3, 9};
+  const PassLayout step(ones, before.data());
+  Random random(8);
+  const std::vector<double> q = random_values(random, tokens * wide), k = random_values(random, tokens * D),
+                            v = random_values(random, tokens * D), gate = random_values(random, tokens * wide),
+                            ring = random_values(random, tokens * 3 * D);
+  const auto stepped = [&](bool gated) {
+    std::vector<double> queries = q, keys = k, gates = gate, past_k = ring, past_v = ring, o(tokens * wide);
+    const Exec<double>& exec = host_exec<double>();
+    const Mat<double> q_rows(queries.data(), tokens, wide), k_rows(keys.data(), tokens, D),
+        gate_rows(gates.data(), tokens, wide), o_rows(o.data(), tokens, wide);
+    const Mat<const double> v_rows(v.data(), tokens, D);
+    const Pages<double> k_pages{past_k.data(), nullptr, 1, 3, D}, v_pages{past_v.data(), nullptr, 1, 3, D};
+    if (gated) {
+      exec.gated_attention_step(q_rows, k_rows, v_rows, gate_rows, shape, step, k_pages, v_pages, o_rows);
+    } else {
+      exec.attention_step(q_rows, k_rows, v_rows, shape, step, k_pages, v_pages, o_rows);
+    }
+    return o;
+  };
+  const std::vector<double> got = stepped(true), alone = stepped(false);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], alone[i] / (1 + std::exp(-gate[i])), 1e-12) << i;
+}
+
 TEST(Attention, LargeScoresDoNotOverflow) {
   Problem p{{150}, {}, 2, 2, 8, 0};
   p.deviation = 30;
