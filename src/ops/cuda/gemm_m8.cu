@@ -76,7 +76,7 @@ constexpr int64_t norm_floats(int64_t in, int warps) {
 // registers are short alongside those of the weight. Rows lie so far apart that two meet no bank.
 constexpr int kRowGap = 32;     // numbers
 constexpr int kGatedAhead = 2;  // rows
-// Bytes of a block with eight rows in front of the product; wider ones run as operations of their own.
+// Bytes of a block with eight rows in front of the product; wider ones run as separate operations.
 constexpr int64_t kMostShared = kSm80SharedBytes;
 template <class T, int kThreads>
 struct GatedRows {

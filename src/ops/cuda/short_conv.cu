@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) short_conv_forward_kernel(const Conv
   for (int64_t n = a.sequences.sequence_of(t); t < end; ++n) {
     const int64_t begin = a.sequences.begin_of(n), stop = min(end, a.sequences.begin_of(n + 1));
     if (t >= stop) continue;  // an empty sequence
-    Packet<T, N> only;        // of a decoded token, so that all it waits for is asked for at once
+    Packet<T, N> only;        // of a decoded token, loaded with its tail
     if (a.sequences.single) only.load(a.x + t * a.x_stride + column);
     Columns<N, W> window;
     load_history(a.x, a.x_stride, a.tail, a.cols, column, n, begin, t, window);

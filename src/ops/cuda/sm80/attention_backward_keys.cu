@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kWorkers, 1)
   float dk[kDim / 8][4] = {}, dv[kDim / 8][4] = {};
   const uint32_t k = base + static_cast<uint32_t>(Shape::kK + worker * Shape::kHalf),
                  v = base + static_cast<uint32_t>(Shape::kV + worker * Shape::kHalf);
-  // A block is computed when the next one has been asked for.
+  // A block is computed while the next one is loaded.
   const auto compute = [&](int i, int stage) {
     float s[kQueries / 8][4], dp[kQueries / 8][4];  // of keys (rows) and queries (columns)
     multiply_transposed<kDim, kQueries>(s, k, 16 * warp_in_group(), base + Shape::kQ, stage * kQueries);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kWorkers, 1)
     pack_fragments(p, left);
     add_product<kDim, kQueries>(dk, left, base + Shape::kQ, stage * kQueries);
   };
-  int before = -1, stage = 0;  // the block that has been asked for
+  int before = -1, stage = 0;  // the block that is loaded
   const auto take = [&](bool more, int head, int i) {
     cp_async_wait<0>();
     sync_threads();  // it is there for all, and all have read the one before, which the next one overwrites

@@ -6,8 +6,8 @@
 //
 // 4 kTileK threads, which do everything together; a block takes every grid-th chunk and value head. Shared memory holds
 // q and k, and a stage with what a block of 64 value columns loads. Where the scans have not left R and dZ, A and P are
-// in the place of q and k until both are made of them. q, k and the first stage of the next work tile are copied
-// while dq and dk are stored.
+// over q and k until both are made of them. q, k and the first stage of the next work tile are copied while dq and dk
+// are stored.
 #pragma once
 
 #include "scan/cuda/common/front/plain.cuh"
