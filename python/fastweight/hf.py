@@ -1,11 +1,12 @@
-"""Hugging Face transformers with these kernels in its models: enable(), disable(), status(). flash-linear-attention need not be installed.
+"""Hugging Face transformers with these kernels in its models: enable(), disable(), status(). Neither flash-linear-attention nor causal-conv1d need be installed.
 
     import fastweight.hf
     fastweight.hf.enable()          # or HF_FASTWEIGHT=1 in the environment and `import fastweight.hf`
 
-Models with gated delta-rule or KDA layers (qwen3_next, qwen3_5, olmo_hybrid, kimi_linear and those built on them) look two functions of their file up when they
-are called; transformers chose what these are when the file was imported: FLA's, or a loop in torch. Both are replaced, in files imported before and after. What is
-not served goes where it went before, and status() counts it with the reason (_serving.py). Models that call FLA through fastweight.fla need none of this.
+Models with gated delta-rule or KDA layers (qwen3_next, qwen3_5, olmo_hybrid, kimi_linear and those built on them) look the functions of recurrence and
+convolution in their file up when they are called; transformers chose what these are when the file was imported: FLA's and causal-conv1d's, or torch. They are
+replaced, in files imported before and after. What is not served goes where it went before, and status() counts it with the reason (_serving.py). Models that call
+FLA through fastweight.fla need none of this.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import inspect
 import os
 import sys
 
-from fastweight.torch import _serving, ops
+from fastweight.torch import _serving, nn, ops
 
-# What transformers asks of "fla": the names that its files give the functions.
+# What transformers asks of "fla" and "causal_conv1d": the names that its files give the functions.
+_PACKAGES = ("fla", "causal_conv1d")
 _NAMES = {
     "chunk_gated_delta_rule": ("torch_chunk_gated_delta_rule",),
     "fused_recurrent_gated_delta_rule": ("torch_recurrent_gated_delta_rule",),
     "chunk_kda": ("chunk_kimi_delta_attention",),
     "fused_recurrent_kda": ("recurrent_kimi_delta_attention",),
+    "causal_conv1d_fn": ("causal_conv1d_fn",),
 }
 _CHOOSER = "use_kernel_func_from_hub_with_fallback"
 # Models whose step sizes reach 2 (allow_neg_eigval of their configuration) and are given as values, so that the call does
@@ -34,8 +37,26 @@ _replaced = {}  # (module, attribute): what was there
 _choosers = []  # modules that had transformers' chooser, and it
 
 
+def _causal_conv1d_fn(
+    x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None, activation=None, cu_seqlens=None
+):
+    """causal-conv1d's function of this name, as transformers calls it: x [B, D, T], weight [D, W], cu_seqlens [N + 1] of packed sequences beside seq_idx."""
+    if activation not in ("silu", "swish"):
+        raise _serving.NotServed(f"activation: expected 'silu', got {activation!r}")
+    if seq_idx is not None and cu_seqlens is None:
+        raise _serving.NotServed("seq_idx: not served without cu_seq_lens_q")
+    for name, value in (("initial_states", initial_states), ("return_final_states", return_final_states or None), ("final_states_out", final_states_out)):
+        if value is not None:
+            raise _serving.NotServed(f"{name}: not served, got {type(value).__name__}")
+    if weight.shape[-1] > 8 and x.is_cuda:
+        raise _serving.NotServed(f"weight: W = {weight.shape[-1]} on CUDA, expected at most 8")
+    if not (x.is_cuda or x.is_cpu):
+        raise _serving.NotServed(f"x: expected a tensor on the CPU or on CUDA, got one on {x.device}")
+    return nn.short_conv(x.transpose(1, 2), weight, bias, cu_seqlens=cu_seqlens)[0].transpose(1, 2)
+
+
 def _adapted(theirs, name, module):
-    function = getattr(ops, name).__wrapped__
+    function = _causal_conv1d_fn if name == "causal_conv1d_fn" else getattr(ops, name).__wrapped__
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     extra = {"gain_bound": 2.0} if any(part in module for part in _NEGATIVE) and "gated_delta_rule" in name else {}
 
@@ -43,6 +64,8 @@ def _adapted(theirs, name, module):
     def call(*args, **kwargs):
         ours = {key: value for key, value in kwargs.items() if key in known}  # as transformers does with FLA's
         ours.update(extra)
+        if ours.get("cu_seqlens") is None and kwargs.get("cu_seq_lens_q") is not None:  # transformers' name, which kimi_linear passes on as it is
+            ours["cu_seqlens"] = kwargs["cu_seq_lens_q"]
         return _serving.attempt(name, function, lambda: theirs(*args, **kwargs), args, ours)
 
     call.fastweight = name
@@ -62,7 +85,7 @@ def _chooser(theirs):
     @functools.wraps(theirs)
     def choose(func_name, package, *args, **kwargs):
         decorate = theirs(func_name, package, *args, **kwargs)
-        if package != "fla" or func_name not in _NAMES:
+        if package not in _PACKAGES or func_name not in _NAMES:
             return decorate
 
         def decorator(torch_function):

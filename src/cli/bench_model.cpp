@@ -393,10 +393,45 @@ std::vector<int32_t> random_ids(int64_t count, int64_t vocab) {
 
 }  // namespace
 
+namespace {
+
+// One prompt passes in a session's pieces; several pass side by side in one piece.
+PlainJson time_prefill(const ModelBench& bench, LanguageModel<float>& model, const Tokenizer& tokenizer) {
+  constexpr int64_t kPrefills = 5;
+  const int64_t sequences = bench.prefill_sequences, all = sequences * bench.prefill, vocab = bench.model.vocab_size;
+  const std::vector<int32_t> ids = random_ids(all, vocab);
+  const SeqLayout layout = SeqLayout::uniform(sequences, bench.prefill);
+  std::vector<float> logits(static_cast<size_t>(sequences * vocab));
+  Samples ms;
+  for (int64_t i = 0; i <= kPrefills; ++i) {
+    stop_point("bench", i, kPrefills + 1, "prompts");
+    double taken = 0;
+    if (sequences == 1) {
+      Session session(model, tokenizer, 1);
+      taken = seconds_of([&] { session.prefill(ids); });
+    } else {
+      ModelState<float> state(bench.model, sequences, model.device());
+      taken = seconds_of([&] { model.forward_last(ids, layout, state, Mat<float>(logits.data(), sequences, vocab)); });
+    }
+    if (i > 0) ms.add(1e3 * taken);  // the first makes ready
+  }
+  const double tok_s = 1e3 * static_cast<double>(all) / ms.median();
+  const std::string prompts = sequences == 1 ? "" : fmt::format("{} times ", sequences);
+  say("prefill of {}{} tokens: {:.1f} ms (best {:.1f}), {:.0f} tok/s\n", prompts, bench.prefill, ms.median(), ms.best(),
+      tok_s);
+  return {{"model", describe(bench.model)},
+          {"sequences", sequences},
+          {"tokens", bench.prefill},
+          {"ms", figures(ms)},
+          {"tok_s", tok_s}};
+}
+
+}  // namespace
+
 // Each row's tokens are timed one by one, from when the host has one to when it has the next; those before the first
 // twenty make ready.
 PlainJson bench_generation(const ModelBench& bench) {
-  constexpr int64_t kWarm = 20, kPrefills = 5;
+  constexpr int64_t kWarm = 20;
   for (const int64_t n : bench.decode_sequences) {
     if (n < 1) fail_usage("--decode-sequences: expected whole numbers >= 1, got {}", n);
   }
@@ -406,6 +441,8 @@ PlainJson bench_generation(const ModelBench& bench) {
     if (n < 1) fail_usage("--decode-seen: expected whole numbers >= 1, got {}", n);
   }
   if (bench.prefill < 0) fail_usage("--prefill: expected a whole number >= 0, got {}", bench.prefill);
+  if (bench.prefill_sequences < 1)
+    fail_usage("--prefill-sequences: expected a whole number >= 1, got {}", bench.prefill_sequences);
   const int64_t tokens = std::min<int64_t>(bench.decode_tokens, 64);  // of a row: so that `seen` is what it says
   if (tokens < 1) fail_usage("--decode-tokens: expected at least 1, got {}", tokens);
   Device& device = device_named(bench.device);
@@ -430,19 +467,7 @@ PlainJson bench_generation(const ModelBench& bench) {
                       {"device", on},
                       {"results", PlainJson::array()},
                       {"prefill", PlainJson::array()}};
-  if (bench.prefill > 0) {
-    const std::vector<int32_t> ids = random_ids(bench.prefill, bench.model.vocab_size);
-    Samples ms;
-    for (int64_t i = 0; i <= kPrefills; ++i) {
-      Session session(model, *tokenizer, 1);
-      const double taken = 1e3 * seconds_of([&] { session.prefill(ids); });
-      if (i > 0) ms.add(taken);  // the first makes ready
-    }
-    const double tok_s = 1e3 * static_cast<double>(bench.prefill) / ms.median();
-    say("prefill of {} tokens: {:.1f} ms (best {:.1f}), {:.0f} tok/s\n", bench.prefill, ms.median(), ms.best(), tok_s);
-    report["prefill"].push_back(
-        {{"model", describe(bench.model)}, {"tokens", bench.prefill}, {"ms", figures(ms)}, {"tok_s", tok_s}});
-  }
+  if (bench.prefill > 0) report["prefill"].push_back(time_prefill(bench, model, *tokenizer));
   Table table;
   for (const char* heading : {"sequences", "seen", "tok/s median", "tok/s best", "ms/token median"})
     table.column(heading);

@@ -56,7 +56,8 @@ nlohmann::json bench_device(const RecurrenceBench& bench);
 
 struct ModelBench {
   ModelConfig model;
-  int64_t batch = 16, length = 256, accumulate = 1, steps = 20, decode_tokens = 100000, prefill = 0;
+  int64_t batch = 16, length = 256, accumulate = 1, steps = 20, decode_tokens = 100000, prefill = 0,
+          prefill_sequences = 1;
   std::vector<int64_t> decode_sequences, decode_seen;
   std::optional<int64_t> decode_ring;  // as LanguageModel::set_decode_ring() has it
   std::string device = "cpu";
@@ -68,8 +69,8 @@ nlohmann::json bench_train(const ModelBench& bench);  // on the CPU
 // rank 0's.
 nlohmann::json bench_train_device(const ModelBench& bench, Communicator& ranks);
 nlohmann::json bench_decode(const ModelBench& bench);
-// Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, and {model, tokens, ms, tok_s}
-// of prefill.
+// Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, and {model, sequences, tokens,
+// ms, tok_s} of prefill.
 nlohmann::json bench_generation(const ModelBench& bench);
 
 }  // namespace fw::cli

@@ -192,7 +192,8 @@ TEST_F(Effects, Bench) {
                    "--key-dim",     "--value-dim",   "--dtype",       "--operands",      "--form",    "--chunk",
                    "--segment",     "--gates",       "--decay-scale", "--state-layout",  "--repeats", "--decode-tokens",
                    "--decode-seen", "--decode-ring", "--sums"});
-  others.insert({"--sums", "--beside-tokens", "--decode-tokens", "--decode-seen", "--decode-ring"});
+  others.insert(
+      {"--sums", "--beside-tokens", "--decode-tokens", "--decode-seen", "--decode-ring", "--prefill-sequences"});
   check(
       "bench",
       {{"recurrence",
@@ -213,6 +214,7 @@ TEST_F(Effects, Bench) {
   }
   refused(bench + Args{"--prefill", "16", "--decode-tokens", "64"}, "--decode-tokens");
   refused(bench + Args{"--prefill", "16", "--decode-ring", "4"}, "--decode-ring");
+  refused(bench + Args{"--decode-sequences", "2", "--prefill-sequences", "4"}, "--prefill-sequences");
   accepted(bench + Args{"--decode-model", "--decode-tokens", "64"});
   accepted(bench + Args{"--decode-model", "--decode-ring", "4"});
   accepted(bench + Args{"--decode-sequences", "2", "--decode-seen", "64"});

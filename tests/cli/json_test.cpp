@@ -368,6 +368,8 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
                                       "7,40",
                                       "--prefill",
                                       "60",
+                                      "--prefill-sequences",
+                                      "2",
                                       "--hidden-size",
                                       "16",
                                       "--num-hidden-layers",
@@ -389,7 +391,7 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
     EXPECT_NEAR(row.at("tok_s").get<double>() * row.at("ms_per_token").at("median").get<double>(),
                 1e3 * row.at("sequences").get<double>(), 1);
   }
-  EXPECT_THAT(generation.out, HasSubstr("prefill of 60 tokens"));
+  EXPECT_THAT(generation.out, HasSubstr("prefill of 2 times 60 tokens"));
   const Json first = Json::parse(slurp(folder / "recurrence")), second = Json::parse(slurp(folder / "models"));
   expect_documented("bench", {first, second, third});
   EXPECT_EQ(first.at("commit"), "abc");
