@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "nn/activations.h"
+#include "nn/drafts.h"
 #include "nn/norm.h"
 
 namespace fw {
@@ -119,10 +120,11 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   c.past_v = before(pass, state, kValueState);
   c.o = new_matrix<T>(arena, tokens, queries);
   const Mat<T> gate = spec_.output_gate ? c.proj.col_range(spec_.gate_begin(), queries) : Mat<T>();
-  if (step && spec_.output_gate) {
+  const bool drafts = step && state.has_drafts(kKeyState), gated_step = step && spec_.output_gate && !drafts;
+  if (gated_step) {
     pass.exec.gated_attention_step(q, k, v, gate, shape, pass.layout, c.past_k, c.past_v, c.o);
   } else if (step) {
-    pass.exec.attention_step(q, k, v, shape, pass.layout, c.past_k, c.past_v, c.o);
+    attend_step(pass, q, k, Mat<const T>(v), shape, c.past_k, c.past_v, drafts, c.o);
   } else {
     c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
     if (shape.turns()) pass.exec.rotary(c.qk, D, shape.rotated, shape.theta, pass.layout, Rotation::kForward);
@@ -133,7 +135,7 @@ MixerContext* AttentionMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
     }
   }
   c.gated = c.o;
-  if (spec_.output_gate && !step) {
+  if (spec_.output_gate && !gated_step) {
     pass.exec.sigmoid_gate_forward(gate, nullptr, Wide<T>(1), gate);
     c.gated = new_matrix<T>(arena, tokens, queries);
     pass.exec.product_forward(c.o, gate, c.gated);

@@ -1,6 +1,7 @@
 #include "nn/conv_mixer.h"
 
 #include "nn/activations.h"
+#include "nn/drafts.h"
 
 namespace fw {
 
@@ -30,7 +31,7 @@ MixerContext* ConvMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSt
   c.gate = new_matrix<T>(arena, x.rows, d);
   pass.exec.linear_forward(x, params.weight(projection_, d, d), params.value(projection_bias_), c.gate,
                            Write::kOverwrite);
-  T* tail = spec_.kernel > 1 ? state.data(0) : nullptr;
+  T* tail = spec_.kernel > 1 ? step_tails(pass, x, state, 0) : nullptr;
   c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, pass.layout.host.count() * (spec_.kernel - 1) * d) : tail;
   if (y.data != nullptr)
     pass.exec.gated_conv_forward(x, c.gate, params.value(conv_), params.value(conv_bias_), spec_.kernel, pass.layout,

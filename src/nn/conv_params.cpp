@@ -20,7 +20,7 @@ std::vector<ParamSpec> mixer_parameters(const ConvSpec& spec, const std::string&
 
 std::vector<StateTensor> mixer_state(const ConvSpec& spec) {
   if (spec.kernel < 2) return {};
-  return {{"tail", StateKind::kMatrix, {spec.kernel - 1, spec.hidden}}};
+  return {tail_tensor("tail", spec.kernel - 1, spec.hidden)};
 }
 
 }  // namespace fw

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/recurrence_shape.h"
@@ -18,20 +19,35 @@ enum class StateKind {
   kCache,   // [rows of a page, width]: rows of all tokens, a page more whenever the last is full
 };
 
+// What takes tokens back that a pass has read (model/state_drafts.h). Rows of kRing and kCache are taken back by their
+// position alone.
+enum class TakesBack {
+  kNothing,
+  kSlots,  // a step of the recurrence leaves the state after each token
+  kTail,   // [W - 1, width], the rows of the last tokens
+};
+
 struct StateTensor {
   std::string name;  // "s": its name in a file is state.layers.I.s
   StateKind kind = StateKind::kMatrix;
   std::vector<int64_t> shape;  // of one sequence; of one page of a cache
   bool wide = false;           // of the type of statistics (Wide<T>), not of activations
   bool v_first = false;        // [heads, K, V], but on a GPU, where it is [heads, V, K]
-  // The recurrence whose matrix states it holds, where steps may have a ring of the last tokens (decode_ring.h).
+  // The recurrence whose matrix states it holds, whose steps may have slots or a ring (decode_ring.h).
   std::optional<RecurrenceShape> recurrence = std::nullopt;
+  TakesBack takes_back = TakesBack::kNothing;  // of a kMatrix
   int64_t size() const {
     int64_t n = 1;
     for (const int64_t s : shape) n *= s;
     return n;
   }
 };
+
+inline StateTensor tail_tensor(std::string name, int64_t rows, int64_t width) {
+  StateTensor tensor{std::move(name), StateKind::kMatrix, {rows, width}};
+  tensor.takes_back = TakesBack::kTail;
+  return tensor;
+}
 
 // of a page: growth is seldom and costs no copy, and an unfinished page wastes little
 constexpr int64_t kCacheRows = 256;
@@ -60,6 +76,13 @@ struct StateView {
   // Of steps that write no state: the ring [N, HV, step_ring.tokens, ring_width()]; null: none
   void* ring = nullptr;
   StepRing step_ring = {};
+  // Of passes with drafts, whose layout has each token as a sequence. `data` is then
+  //   of kSlots   the pool of `slots`
+  //   of kTail    [N, rows, width], of which row put[t] is for token t, and get[t, per_sequence] are those before it
+  // and a kRing has a table with the same page for all tokens of a sequence.
+  int64_t draft_tokens = 0;  // of a sequence; 0: another pass
+  StepSlots slots = {};
+  const int32_t *put = nullptr, *get = nullptr;
   bool operator==(const StateView&) const = default;
 };
 
@@ -79,6 +102,10 @@ class LayerState {
   // Of a recurrence's states; without a ring null and one of 0 tokens.
   Wide<T>* ring(int index) const { return static_cast<Wide<T>*>(at(index).ring); }
   StepRing step_ring(int index) const { return at(index).step_ring; }
+  StepSlots slots(int index) const { return at(index).slots; }
+  // Whether the pass has drafts, of which some may be taken back.
+  bool has_drafts(int index) const { return at(index).draft_tokens > 0; }
+  const StateView& view(int index) const { return at(index); }
   Pages<T> pages(int index) const {
     const StateView& view = at(index);
     // A table of pages is one of pointers, whatever they point to.

@@ -133,7 +133,8 @@ std::vector<StateTensor> mixer_state(const RecurrentMixerSpec& spec) {
   std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.v_heads, spec.key_dim, spec.value_dim}, true, true}};
   list[0].recurrence = recurrence_of(spec);
   if (spec.rule.uses_precond()) list.push_back({"a", StateKind::kMatrix, {spec.heads, spec.key_dim}, true});
-  if (spec.conv_size > 1) list.push_back({"tail", StateKind::kMatrix, {spec.conv_size - 1, spec.conv_channels()}});
+  for (StateTensor& tensor : list) tensor.takes_back = TakesBack::kSlots;
+  if (spec.conv_size > 1) list.push_back(tail_tensor("tail", spec.conv_size - 1, spec.conv_channels()));
   return list;
 }
 

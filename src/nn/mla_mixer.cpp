@@ -4,6 +4,7 @@
 #include <new>
 
 #include "nn/activations.h"
+#include "nn/drafts.h"
 #include "nn/norm.h"
 
 namespace fw {
@@ -111,7 +112,7 @@ MixerContext* MlaMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   c.past = state.pages(0);
   c.sums = new_matrix<T>(arena, tokens, spec_.heads * (R + S));
   if (state && !pass.keep && pass.layout.host.single_tokens()) {
-    exec.attention_step(c.query, c.key, c.key, shape(), pass.layout, c.past, c.past, c.sums);
+    attend_step(pass, c.query, c.key, Mat<const T>(c.key), shape(), c.past, c.past, state.has_drafts(0), c.sums);
   } else {
     c.lse = new_matrix<Wide<T>>(arena, tokens, spec_.heads);
     exec.attention_forward(c.query, c.key, c.key, shape(), pass.layout, c.past, c.past, c.sums, c.lse);

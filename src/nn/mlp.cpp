@@ -1,6 +1,7 @@
 #include "nn/mlp.h"
 
 #include "nn/activations.h"
+#include "nn/drafts.h"
 #include "nn/norm.h"
 #include "ops/backend.h"
 
@@ -43,7 +44,7 @@ void Mlp<T>::activate(const Pass<T>& pass, Context& c) const {
 template <class T>
 void Mlp<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerState<T> state, Mat<T> y, Context& c) const {
   if (shifts()) {
-    T* tail = state.data(0);
+    T* tail = step_tails(pass, x, state, 0);
     c.tail = pass.keep ? new_copy<T, T>(pass.exec, tail, pass.layout.host.count() * spec_.hidden) : tail;
     shift(pass, x, tail, c);
   }

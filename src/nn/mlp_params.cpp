@@ -33,7 +33,7 @@ std::vector<ParamSpec> mlp_parameters(const MlpSpec& spec, const std::string& pr
 
 std::vector<StateTensor> mlp_state(const MlpSpec& spec) {
   if (spec.size == 0 || spec.kind != MlpKind::kChannelMix) return {};
-  return {{"mlp_shift", StateKind::kMatrix, {1, spec.hidden}}};
+  return {tail_tensor("mlp_shift", 1, spec.hidden)};
 }
 
 }  // namespace fw

@@ -1,5 +1,6 @@
 #include "nn/recurrence.h"
 
+#include <algorithm>
 #include <new>
 #include <string_view>
 #include <type_traits>
@@ -51,12 +52,18 @@ fw_desc make_desc(const RecurrenceShape& shape, const Device& device) {
 }
 
 // A batch of `sequences` with `tokens` each.
-fw_desc of_batch(fw_desc desc, int64_t sequences, int64_t tokens, const StepRing& ring) {
+fw_desc of_batch(fw_desc desc, int64_t sequences, int64_t tokens, const StepRing& ring, const StepSlots& slots = {}) {
   desc.B = sequences;
   desc.T = tokens;
   desc.seqlens.num_sequences = 0;
   desc.ring.tokens = desc.ring.rows = ring.tokens;
   desc.ring.positions = ring.positions;
+  if (slots.tokens > 0) {
+    desc.state_pool.slots = slots.from;
+    desc.speculation.token_slots = slots.to;
+    desc.speculation.columns = slots.tokens;
+    desc.state_pool.num_slots = desc.speculation.num_slots = sequences * slots.per_sequence;
+  }
   return desc;
 }
 
@@ -67,7 +74,9 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
     : desc_(make_desc<T>(shape, device)),
       ring_(shape.ring.tokens),
       ring_width_(ring_width(shape)),
-      sequences_(layout.count()),
+      step_tokens_(std::max<int64_t>(shape.slots.tokens, 1)),
+      sequences_(layout.count() / step_tokens_),
+      states_(sequences_ * std::max<int64_t>(shape.slots.per_sequence, 1)),
       specs_(token_specs(shape.rule)),
       single_tokens_(layout.single_tokens()) {
   desc_.B = 1;
@@ -79,7 +88,7 @@ Recurrence<T>::Recurrence(const RecurrenceShape& shape, const SeqLayout& layout,
   desc_.seqlens.cu_seqlens = nullptr;  // the plan has its own
   if (!single_tokens_ || layout.count() == 0) return;
   // A batch of one token each, so that no table of the sequences goes to the device with every step.
-  step_plan_ = make_plan_handle(of_batch(desc_, layout.count(), 1, shape.ring), true, step_sizes_);
+  step_plan_ = make_plan_handle(of_batch(desc_, sequences_, step_tokens_, shape.ring, shape.slots), true, step_sizes_);
 }
 
 template <class T>
@@ -94,16 +103,18 @@ auto Recurrence<T>::make_plan_handle(const fw_desc& desc, bool step, fw_sizes& s
 
 namespace {
 
-// [T, heads * dim] as [1, T, heads, dim], or [T, 1, heads, dim].
+// [T, heads * dim] as [1, T, heads, dim], or of a step with so many tokens a sequence as [T / tokens, tokens, heads,
+// dim]. step: these tokens, or 0.
 template <class T>
-fw_tensor heads_tensor(Mat<T> m, int64_t heads, bool step) {
+fw_tensor heads_tensor(Mat<T> m, int64_t heads, int64_t step) {
   fw_tensor t{};
   t.dtype = kDtype<T>;
   if (m.data == nullptr) return t;
   t.data = m.data;
   t.rank = 4;
-  const int64_t shape[4] = {step ? m.rows : 1, step ? 1 : m.rows, heads, m.cols / heads};
-  const int64_t stride[4] = {step ? m.stride : m.rows * m.stride, m.stride, m.cols / heads, 1};
+  const int64_t tokens = step > 0 ? step : m.rows;
+  const int64_t shape[4] = {step > 0 ? m.rows / step : 1, tokens, heads, m.cols / heads};
+  const int64_t stride[4] = {tokens * m.stride, m.stride, m.cols / heads, 1};
   for (int i = 0; i < 4; ++i) {
     t.shape[i] = shape[i];
     t.stride[i] = stride[i];
@@ -111,16 +122,17 @@ fw_tensor heads_tensor(Mat<T> m, int64_t heads, bool step) {
   return t;
 }
 
-// [T, n] as [1, T, n], or [T, 1, n].
+// [T, n] as [1, T, n], or [T / tokens, tokens, n].
 template <class T>
-fw_tensor scalars_tensor(Mat<T> m, bool step) {
+fw_tensor scalars_tensor(Mat<T> m, int64_t step) {
   fw_tensor t{};
   t.dtype = kDtype<T>;
   if (m.data == nullptr) return t;
   t.data = m.data;
   t.rank = 3;
-  const int64_t shape[3] = {step ? m.rows : 1, step ? 1 : m.rows, m.cols};
-  const int64_t stride[3] = {step ? m.stride : m.rows * m.stride, m.stride, 1};
+  const int64_t tokens = step > 0 ? step : m.rows;
+  const int64_t shape[3] = {step > 0 ? m.rows / step : 1, tokens, m.cols};
+  const int64_t stride[3] = {tokens * m.stride, m.stride, 1};
   for (int i = 0; i < 3; ++i) {
     t.shape[i] = shape[i];
     t.stride[i] = stride[i];
@@ -144,12 +156,13 @@ fw_tensor contiguous(T* data, const std::array<int64_t, 4>& shape) {
 template <class T>
 std::array<int64_t, 4> Recurrence<T>::state_shape() const {
   const bool v_first = desc_.state_layout == FW_STATE_V_FIRST;
-  return {sequences_, desc_.HV, v_first ? desc_.V : desc_.K, v_first ? desc_.K : desc_.V};
+  return {states_, desc_.HV, v_first ? desc_.V : desc_.K, v_first ? desc_.K : desc_.V};
 }
 
 template <class T>
-fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const {
+fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool of_step) const {
   const fw_desc& d = desc_;
+  const int64_t step = of_step ? step_tokens_ : 0;
   fw_inputs c;
   fw_inputs_init(&c);
   size_t i = 0;
@@ -168,7 +181,7 @@ fw_inputs Recurrence<T>::inputs(const RecurrenceInputs<T>& in, bool step) const 
   }
   c.precond_center = contiguous(in.precond_center, {d.H});
   c.initial_state = contiguous(in.s, state_shape());
-  c.initial_precond = contiguous(in.a, {sequences_, d.H, d.K});
+  c.initial_precond = contiguous(in.a, {states_, d.H, d.K});
   return c;
 }
 
@@ -214,9 +227,9 @@ void Recurrence<T>::forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* fi
   const fw_inputs c_in = inputs(in, step);
   fw_outputs c_out;
   fw_outputs_init(&c_out);
-  c_out.o = heads_tensor(o, desc_.HV, step);
+  c_out.o = heads_tensor(o, desc_.HV, step ? step_tokens_ : 0);
   c_out.final_state = contiguous(final_s, state_shape());
-  c_out.final_precond = contiguous(final_a, {sequences_, desc_.H, desc_.K});
+  c_out.final_precond = contiguous(final_a, {states_, desc_.H, desc_.K});
   c_out.ring = contiguous(ring, {sequences_, desc_.HV, ring_, ring_width_});
   if (step) {
     check(fw_plan_step(step_plan_.get(), &c_in, &c_out, workspace, workspace_bytes), "recurrence step");
@@ -244,7 +257,7 @@ void Recurrence<T>::backward(const RecurrenceInputs<T>& in, Mat<const T> d_o, Wi
   const fw_inputs c_grads = inputs(grads, false);
   fw_outputs c_d;
   fw_outputs_init(&c_d);
-  c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, false);
+  c_d.o = heads_tensor(Mat<T>(const_cast<T*>(d_o.data), d_o.rows, d_o.cols, d_o.stride), desc_.HV, 0);
   c_d.final_state = contiguous(d_final_s, state_shape());
   check(fw_plan_backward(plan_.get(), &c_in, &c_d, &c_grads, saved, saved == nullptr ? 0 : sizes_.saved, workspace,
                          workspace_bytes),
@@ -273,14 +286,28 @@ void fold_rings(const RecurrenceShape& shape, int64_t sequences, W* states, W* r
   check(fw_forward(&desc, &in, &out, nullptr, 0, workspace.data(), sizes.forward), "fold of rings");
 }
 
-template <class T>
-void require_ring(const RecurrenceShape& shape, int64_t sequences, const Device& device) {
-  const fw_desc desc = of_batch(make_desc<T>(shape, device), sequences, 1, shape.ring);
+namespace {
+
+void require_step(const fw_desc& desc, const std::string& what) {
   fw_plan* plan = nullptr;
   const fw_status status = fw_plan_create(&desc, 1, &plan);
   fw_plan_destroy(plan);
-  if (status == FW_ERROR_ARGUMENT) fail_usage("decode ring: {}", fw_last_error());
-  check(status, "plan of a ring");
+  if (status == FW_ERROR_ARGUMENT) fail_usage("{}: {}", what, fw_last_error());
+  check(status, what.c_str());
+}
+
+}  // namespace
+
+template <class T>
+void require_ring(const RecurrenceShape& shape, int64_t sequences, const Device& device) {
+  require_step(of_batch(make_desc<T>(shape, device), sequences, 1, shape.ring), "decode ring");
+}
+
+template <class T>
+void require_slots(const RecurrenceShape& shape, int64_t tokens, const Device& device, const std::string& what) {
+  const std::vector<int32_t> slots(static_cast<size_t>(tokens));  // a plan does not read them
+  require_step(of_batch(make_desc<T>(shape, device), 1, tokens, {}, {tokens, tokens, slots.data(), slots.data()}),
+               what);
 }
 
 namespace {
@@ -320,5 +347,8 @@ template void fold_rings(const RecurrenceShape&, int64_t, double*, double*, Devi
 template void require_ring<float>(const RecurrenceShape&, int64_t, const Device&);
 template void require_ring<double>(const RecurrenceShape&, int64_t, const Device&);
 template void require_ring<Bf16>(const RecurrenceShape&, int64_t, const Device&);
+template void require_slots<float>(const RecurrenceShape&, int64_t, const Device&, const std::string&);
+template void require_slots<double>(const RecurrenceShape&, int64_t, const Device&, const std::string&);
+template void require_slots<Bf16>(const RecurrenceShape&, int64_t, const Device&, const std::string&);
 
 }  // namespace fw

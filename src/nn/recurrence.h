@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 #include "base/arena.h"
@@ -42,7 +43,8 @@ class Recurrence {
   size_t saved_bytes() const { return sizes_.saved; }
   // o [T, HV V] is overwritten; final_s, final_a may be null or the initial ones. saved (saved_bytes(), 64-byte
   // aligned) or null. Workspace comes from the arena and goes back to it. Without saved, sequences of one token each
-  // take the decode step. ring [N, HV, ring tokens, ring_width()]: of a shape with one, whose final_s is in.s.
+  // take the decode step. ring [N, HV, ring tokens, ring_width()]: of a shape with one, whose final_s is in.s. States
+  // of a shape with slots are the pool, and the final ones the initial ones.
   void forward(const RecurrenceInputs<T>& in, Mat<T> o, Wide<T>* final_s, Wide<T>* final_a, void* saved, Arena& arena,
                Wide<T>* ring = nullptr) const;
   // Overwrites what grads names. Without saved the forward pass is run again.
@@ -68,9 +70,11 @@ class Recurrence {
 
   fw_desc desc_;
   int64_t ring_, ring_width_;    // rows of the steps' ring (0: none), numbers of each
+  int64_t step_tokens_;          // of a sequence in a step
   PlanHandle plan_, step_plan_;  // step: of sequences of one token each, else null
   fw_sizes sizes_, step_sizes_;
   int64_t sequences_;
+  int64_t states_;  // of the initial and final ones: sequences, or slots
   std::array<TokenSpec, kTokenTensors> specs_;
   bool single_tokens_;
 };
@@ -83,6 +87,10 @@ void fold_rings(const RecurrenceShape& shape, int64_t sequences, W* states, W* r
 // Throws Error(kUsage) where the library has no such ring for a step on the device, with its reason.
 template <class T>
 void require_ring(const RecurrenceShape& shape, int64_t sequences, const Device& device);
+
+// The same of slots for `tokens` tokens of a sequence. what: begins the reason.
+template <class T>
+void require_slots(const RecurrenceShape& shape, int64_t tokens, const Device& device, const std::string& what);
 
 // The recurrences of a model's layers on its device, planned once as long as the sequences stay the same. Layers of one
 // shape share one, forward and backward, and so do the passes of a run.

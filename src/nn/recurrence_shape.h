@@ -16,6 +16,16 @@ struct StepRing {
   bool operator==(const StepRing&) const = default;
 };
 
+// Where a step of several tokens a sequence leaves the state after each of them, so that the last ones can be taken
+// back (fw_speculation of the C header). The states are a pool of `per_sequence` slots a sequence.
+struct StepSlots {
+  int64_t tokens = 0;  // of a sequence in a step; 0: no pool, the states of a sequence are its only ones
+  int64_t per_sequence = 0;
+  const int32_t* from = nullptr;  // [N] in device memory: the slot that a sequence goes on from
+  const int32_t* to = nullptr;    // [N, tokens], the same
+  bool operator==(const StepSlots&) const = default;
+};
+
 struct RecurrenceShape {
   Rule rule;
   int64_t heads = 0, v_heads = 0, key_dim = 0, value_dim = 0;
@@ -25,6 +35,7 @@ struct RecurrenceShape {
   Gates gates = {};      // those that are logits
   bool v_first = false;  // states are [N, HV, V, K], which a GPU's kernels read fastest
   StepRing ring = {};    // of sequences of one token each
+  StepSlots slots = {};  // with tokens: that many neighbouring ones of the layout's single tokens are a sequence
   bool operator==(const RecurrenceShape&) const = default;
 };
 

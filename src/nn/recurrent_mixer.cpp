@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "nn/activations.h"
+#include "nn/drafts.h"
 #include "nn/norm.h"
 #include "nn/observer.h"
 #include "nn/recurrence.h"
@@ -275,10 +276,12 @@ void RecurrentMixer<T>::ranks_forward(const Pass<T>& pass, Context& c) const {
 }
 
 template <class T>
-const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass, const Gates& gates, const StepRing& ring) const {
+const Recurrence<T>& RecurrentMixer<T>::planned(const Pass<T>& pass, const Gates& gates, const StepRing& ring,
+                                                const StepSlots& slots) const {
   RecurrenceShape shape = recurrence_of(spec_);
   shape.form = pass.form;
   shape.ring = ring;
+  shape.slots = slots;
   shape.v_first = pass.exec.device.kind() == FW_DEVICE_CUDA;
   shape.gates = gates;
   return pass.recurrences.of(shape, pass.layout.host);
@@ -357,7 +360,9 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   project(pass, x, params.weight(index_.stack, projections_.columns, spec_.hidden), nullptr, c.proj, gain);
 
   // Backward needs the tail as it was.
-  T* tail = spec_.conv_size > 0 ? state.data(state_.tail) : nullptr;
+  T* tail = spec_.conv_size > 0
+                ? step_tails(pass, Mat<const T>(c.proj.col_range(0, spec_.conv_channels())), state, state_.tail)
+                : nullptr;
   c.tail =
       pass.keep ? new_copy<T, T>(pass.exec, tail, sequences * (spec_.conv_size - 1) * spec_.conv_channels()) : tail;
   const Pass<T> there = pass.on_transient_exec();
@@ -365,7 +370,7 @@ MixerContext* RecurrentMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, La
   gates_forward(pass, c);
   correct_read(pass, c);
 
-  const Recurrence<T>& recurrence = planned(pass, c.inside, state.step_ring(state_.s));
+  const Recurrence<T>& recurrence = planned(pass, c.inside, state.step_ring(state_.s), state.slots(state_.s));
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   Wide<T>*s = state.wide(state_.s), *a = state.wide(state_.a);
   c.tokens.s =

@@ -144,7 +144,8 @@ class RecurrentMixer final : public Mixer<T> {
   // does so in passes of a GPU that are kept for backward, where its kernels do so in both directions
   // (scan/cuda/pipeline.h: prepare_fuses_gates(), gradients_fuse_gates()). Nothing: it takes values.
   Gates gates_inside(const Pass<T>& pass) const;
-  const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates, const StepRing& ring = {}) const;
+  const Recurrence<T>& planned(const Pass<T>& pass, const Gates& gates, const StepRing& ring = {},
+                               const StepSlots& slots = {}) const;
   void tokens_forward(const Pass<T>& pass, Context& c, T* tail) const;
   void gates_forward(const Pass<T>& pass, Context& c) const;
   void ranks_forward(const Pass<T>& pass, Context& c) const;

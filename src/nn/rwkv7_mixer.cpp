@@ -3,16 +3,11 @@
 #include <new>
 
 #include "nn/activations.h"
+#include "nn/drafts.h"
 #include "nn/observer.h"
 #include "ops/backend.h"
 
 namespace fw {
-namespace {
-
-constexpr double kScale = 1.0;  // of the read vector
-
-}  // namespace
-
 template <class T>
 struct Rwkv7Mixer<T>::Context : MixerContext {
   Mat<T> shifted;                  // [T, 6 d], in the order of Mix
@@ -61,9 +56,11 @@ Rwkv7Mixer<T>::Rwkv7Mixer(const Rwkv7Spec& spec, const std::string& prefix, Para
 }
 
 template <class T>
-const Recurrence<T>& Rwkv7Mixer<T>::planned(const Pass<T>& pass) const {
-  return pass.recurrences.of({Rwkv7Spec::rule(), spec_.heads(), spec_.heads(), spec_.dim, spec_.dim, pass.form, kScale},
-                             pass.layout.host);
+const Recurrence<T>& Rwkv7Mixer<T>::planned(const Pass<T>& pass, const StepSlots& slots) const {
+  RecurrenceShape shape = recurrence_of(spec_);
+  shape.form = pass.form;
+  shape.slots = slots;
+  return pass.recurrences.of(shape, pass.layout.host);
 }
 
 template <class T>
@@ -127,7 +124,7 @@ MixerContext* Rwkv7Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerS
   Context local;
   Context& c = kept != nullptr ? *kept : local;
 
-  T* tail = state.data(1);
+  T* tail = step_tails(pass, x, state, 1);
   c.tail = pass.keep ? new_copy<T, T>(exec, tail, sequences * d) : tail;
   shift(pass, x, tail, c);
   c.tokens.q = project(pass, r_, mixed(c, kR));
@@ -155,13 +152,13 @@ MixerContext* Rwkv7Mixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerS
   Wide<T>* s = state.wide(0);
   const bool copy_state = pass.keep || pass.observer != nullptr;  // both want the state as it was before the pass
   c.tokens.s = copy_state ? new_copy<T, Wide<T>>(exec, s, sequences * H * K * K) : s;
-  const Recurrence<T>& recurrence = planned(pass);
+  const Recurrence<T>& recurrence = planned(pass, state.slots(0));
   if (pass.keep && recurrence.saved_bytes() > 0)
     c.saved = arena.alloc<std::byte>(static_cast<int64_t>(recurrence.saved_bytes()));
   c.o = new_matrix<T>(arena, tokens, d);
   recurrence.forward(c.tokens, c.o, s, nullptr, c.saved, arena);
   if (pass.observer != nullptr)
-    pass.observer->recurrence({Rwkv7Spec::rule(), pass.layout.host, H, H, K, K, c.tokens, c.o, kScale});
+    pass.observer->recurrence({Rwkv7Spec::rule(), pass.layout.host, H, H, K, K, c.tokens, c.o, Rwkv7Spec::kScale});
 
   c.normed = new_matrix<T>(arena, tokens, d);
   c.rstd = arena.alloc<Wide<T>>(tokens * H);

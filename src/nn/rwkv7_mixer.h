@@ -23,10 +23,11 @@ struct Rwkv7Spec {
   int64_t hidden = 0;  // d = H K
   int64_t dim = 0;     // K = V
   int64_t decay_rank = 0, rate_rank = 0, value_rank = 0, gate_rank = 0;
-  double key_eps = 0;             // of the key's norm, inside its root; 0: the norm is at least 1e-12
-  double norm_eps = 1e-5;         // of the GroupNorm, times K
-  bool first = false;             // its value is the first one
-  int64_t layer = 0, layers = 1;  // by which mixes and gates begin
+  double key_eps = 0;                    // of the key's norm, inside its root; 0: the norm is at least 1e-12
+  double norm_eps = 1e-5;                // of the GroupNorm, times K
+  bool first = false;                    // its value is the first one
+  int64_t layer = 0, layers = 1;         // by which mixes and gates begin
+  static constexpr double kScale = 1.0;  // of the read vector
   int64_t heads() const { return hidden / dim; }
   static Rule rule();
 };
@@ -39,6 +40,8 @@ struct Rwkv7Spec {
 //   .lora.2.bias [d] (not of g),
 // - g_norm.weight, .bias [d].
 std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string& prefix);
+// Its recurrence, but for form and layout.
+RecurrenceShape recurrence_of(const Rwkv7Spec& spec);
 // What it remembers: s [H, K, K], K-first; shift [1, d], the last row of x.
 std::vector<StateTensor> mixer_state(const Rwkv7Spec& spec);
 
@@ -62,7 +65,7 @@ class Rwkv7Mixer final : public Mixer<T> {
     Mat<T> in, out;  // [T, rank]: before and after what is between the factors; one where that is nothing
   };
   struct Context;
-  const Recurrence<T>& planned(const Pass<T>& pass) const;
+  const Recurrence<T>& planned(const Pass<T>& pass, const StepSlots& slots = {}) const;
   Mat<T> mixed(const Context& c, Mix mix) const;
   void shift(const Pass<T>& pass, Mat<const T> x, T* tail_out, Context& c) const;
   Mat<T> project(const Pass<T>& pass, int weight, Mat<const T> x) const;

@@ -63,9 +63,20 @@ std::vector<ParamSpec> mixer_parameters(const Rwkv7Spec& spec, const std::string
   return list;
 }
 
+RecurrenceShape recurrence_of(const Rwkv7Spec& spec) {
+  RecurrenceShape shape;
+  shape.rule = Rwkv7Spec::rule();
+  shape.heads = shape.v_heads = spec.heads();
+  shape.key_dim = shape.value_dim = spec.dim;
+  shape.scale = Rwkv7Spec::kScale;
+  return shape;
+}
+
 std::vector<StateTensor> mixer_state(const Rwkv7Spec& spec) {
-  return {{"s", StateKind::kMatrix, {spec.heads(), spec.dim, spec.dim}, true},
-          {"shift", StateKind::kMatrix, {1, spec.hidden}}};
+  StateTensor states{"s", StateKind::kMatrix, {spec.heads(), spec.dim, spec.dim}, true};
+  states.recurrence = recurrence_of(spec);
+  states.takes_back = TakesBack::kSlots;
+  return {states, tail_tensor("shift", 1, spec.hidden)};
 }
 
 }  // namespace fw

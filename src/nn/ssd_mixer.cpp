@@ -1,6 +1,7 @@
 #include "nn/ssd_mixer.h"
 
 #include "nn/activations.h"
+#include "nn/drafts.h"
 #include "nn/recurrence.h"
 
 namespace fw {
@@ -26,10 +27,12 @@ SsdMixer<T>::SsdMixer(const SsdSpec& spec, const std::string& prefix, Params<Wid
 namespace {
 
 template <class T>
-const Recurrence<T>& planned(const Pass<T>& pass, const SsdSpec& spec, const StepRing& ring = {}) {
+const Recurrence<T>& planned(const Pass<T>& pass, const SsdSpec& spec, const StepRing& ring = {},
+                             const StepSlots& slots = {}) {
   RecurrenceShape shape = recurrence_of(spec);
   shape.form = pass.form;
   shape.ring = ring;
+  shape.slots = slots;
   return pass.recurrences.of(shape, pass.layout.host);
 }
 
@@ -57,7 +60,7 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   c.proj = new_matrix<T>(arena, tokens, spec_.columns());
   exec.linear_forward(x, params.weight(in_proj_, spec_.columns(), spec_.hidden), nullptr, c.proj, Write::kOverwrite);
 
-  T* tail = spec_.conv_size > 1 ? state.data(1) : nullptr;
+  T* tail = spec_.conv_size > 1 ? step_tails(pass, Mat<const T>(c.proj.col_range(inner, channels)), state, 1) : nullptr;
   c.tail = pass.keep ? new_copy<T, T>(exec, tail, sequences * (spec_.conv_size - 1) * channels) : tail;
   c.xbc = new_matrix<T>(arena, tokens, channels);
   exec.short_conv_forward(c.proj.col_range(inner, channels), params.value(conv_), params.value(conv_bias_),
@@ -68,7 +71,7 @@ MixerContext* SsdMixer<T>::forward(const Pass<T>& pass, Mat<const T> x, LayerSta
   exec.time_step_forward(c.proj.col_range(inner + channels, spec_.heads), params.value(a_log_), params.value(dt_bias_),
                          c.tokens.write_gate, c.tokens.g);
 
-  const Recurrence<T>& recurrence = planned(pass, spec_, state.step_ring(0));
+  const Recurrence<T>& recurrence = planned(pass, spec_, state.step_ring(0), state.slots(0));
   Wide<T>* s = state.wide(0);
   c.tokens.s = pass.keep ? new_copy<T, Wide<T>>(exec, s, sequences * spec_.heads * spec_.state * spec_.head_dim) : s;
   if (pass.keep && recurrence.saved_bytes() > 0)

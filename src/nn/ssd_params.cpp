@@ -34,7 +34,8 @@ RecurrenceShape recurrence_of(const SsdSpec& spec) {
 std::vector<StateTensor> mixer_state(const SsdSpec& spec) {
   std::vector<StateTensor> list = {{"s", StateKind::kMatrix, {spec.heads, spec.state, spec.head_dim}, true}};
   list[0].recurrence = recurrence_of(spec);
-  if (spec.conv_size > 1) list.push_back({"tail", StateKind::kMatrix, {spec.conv_size - 1, spec.conv_channels()}});
+  list[0].takes_back = TakesBack::kSlots;
+  if (spec.conv_size > 1) list.push_back(tail_tensor("tail", spec.conv_size - 1, spec.conv_channels()));
   return list;
 }
 

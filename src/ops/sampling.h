@@ -12,6 +12,7 @@ struct Sampling {
   double min_p = 0.0;               // only what has at least this share of the likeliest one's probability; 0: off
   double repetition_penalty = 1.0;  // > 1: ids among the recent ones become less likely; 1: off
   int64_t repetition_window = 64;   // how many tokens are recent
+  bool operator==(const Sampling&) const = default;
 };
 // Longest repetition_window.
 inline constexpr int64_t kMostRecent = 4096;
