@@ -1,10 +1,13 @@
 #include "model/engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 #include <type_traits>
 #include <vector>
 
+#include "base/error.h"
 #include "base/plan_device.h"
 #include "model/chosen_rows.h"
 #include "model/device_limits.h"
@@ -183,6 +186,24 @@ class EngineOf final : public Engine<Wide<T>> {
 
   std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) override {
     return make_decoder<T>(network_, exec_, form_, decode_ring_, state);
+  }
+
+  void require_drafts(int64_t drafts) const override {
+    for (int64_t i = 0; i < config_.num_hidden_layers; ++i) {
+      for (const StateTensor& tensor : config_.layer_state(i)) {
+        if (tensor.kind != StateKind::kMatrix) continue;
+        if (tensor.takes_back == TakesBack::kNothing) {
+          fail_usage("drafts: expected 0 with this model, whose layer {} ('{}') takes no tokens back, got {}", i,
+                     config_.layer_rule(i), drafts);
+        }
+        if (tensor.takes_back == TakesBack::kSlots && tensor.recurrence)
+          require_slots<T>(*tensor.recurrence, drafts + 1, exec_.device,
+                           fmt::format("drafts: layer {} ('{}')", i, config_.layer_rule(i)));
+      }
+    }
+  }
+  std::unique_ptr<DraftDecoder<W>> draft_decoder(ModelState<W>& state, int64_t drafts) override {
+    return make_draft_decoder<T>(network_, exec_, form_, drafts, state);
   }
 
   std::vector<int64_t> take_expert_load() override { return network_.take_expert_load(); }

@@ -11,6 +11,7 @@
 #include "base/seq_layout.h"
 #include "model/config.h"
 #include "model/decoder.h"
+#include "model/draft_decoder.h"
 #include "model/state.h"
 #include "nn/lora.h"
 #include "nn/params.h"
@@ -52,6 +53,8 @@ class Engine {
   virtual void likeliest(std::span<const int32_t> ids, std::span<const int64_t> rows, const SeqLayout& layout,
                          ModelState<W>* state, int32_t* to) = 0;
   virtual std::unique_ptr<Decoder<W>> decoder(ModelState<W>& state) = 0;
+  virtual void require_drafts(int64_t drafts) const = 0;
+  virtual std::unique_ptr<DraftDecoder<W>> draft_decoder(ModelState<W>& state, int64_t drafts) = 0;
   virtual std::vector<int64_t> take_expert_load() = 0;
   virtual size_t scratch_bytes() const = 0;
   virtual Scratch planned_scratch() const = 0;

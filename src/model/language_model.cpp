@@ -370,6 +370,21 @@ std::unique_ptr<Decoder<T>> LanguageModel<T>::decoder(ModelState<T>& state) {
 }
 
 template <class T>
+void LanguageModel<T>::require_drafts(int64_t drafts) const {
+  if (drafts < 1 || drafts > kMostDrafts) fail_usage("drafts: expected 1 to {}, got {}", kMostDrafts, drafts);
+  if (const int64_t ring = decode_ring().value_or(0); ring > 0)
+    fail_usage("drafts: expected none with a decode ring of {} tokens, got {}", ring, drafts);
+  impl_->engine->require_drafts(drafts);
+}
+
+template <class T>
+std::unique_ptr<DraftDecoder<T>> LanguageModel<T>::draft_decoder(ModelState<T>& state, int64_t drafts) {
+  impl_->check(state);
+  require_drafts(drafts);
+  return impl_->engine->draft_decoder(state, drafts);
+}
+
+template <class T>
 std::vector<int64_t> LanguageModel<T>::take_expert_load() {
   return impl_->engine->take_expert_load();
 }

@@ -12,6 +12,7 @@
 #include "model/adapters.h"
 #include "model/config.h"
 #include "model/decoder.h"
+#include "model/draft_decoder.h"
 #include "model/state.h"
 #include "nn/params.h"
 #include "nn/recompute_layers.h"
@@ -112,6 +113,11 @@ class LanguageModel {
   // Generation from `state`, a token of each of its sequences at a time; model and state must outlive it. Form and
   // precision are what is set now.
   std::unique_ptr<Decoder<T>> decoder(ModelState<T>& state);
+  // The same with up to `drafts` drafts a pass, 1 to kMostDrafts. Throws Error(kUsage) as require_drafts().
+  std::unique_ptr<DraftDecoder<T>> draft_decoder(ModelState<T>& state, int64_t drafts);
+  // Throws Error(kUsage) for other numbers, for a decode ring, and for the first layer that takes no tokens back. Those
+  // are mamba, longhorn_diag, mesa and mamba3, on a GPU also rules with erase_state=previous or erase_write=own.
+  void require_drafts(int64_t drafts) const;
 
   // Rows that each expert had in the training passes since the last call, [layers with experts, experts]; none without.
   std::vector<int64_t> take_expert_load();

@@ -66,7 +66,7 @@ ModelState<T>::ModelState(const ModelConfig& config, int64_t sequences, Device& 
         tensor.values = Buffer<std::byte>(device, tensor.bytes(sequences * tensor.spec.size()));
       }
     }
-    views_.emplace_back(layer.size());
+    for (auto& views : views_) views.emplace_back(layer.size());
   }
 }
 
@@ -97,18 +97,59 @@ void ModelState<T>::use_rings(const std::optional<int64_t>& tokens) {
 }
 
 template <class T>
+void ModelState<T>::use_drafts(int64_t tokens) {
+  fold();
+  drafts_.reset();
+  shown_ = 0;
+  if (tokens == 0) return;
+  drafts_ = std::make_unique<StateDrafts>(*device_, sequences_, tokens);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t j = 0; j < layers_[i].size(); ++j) drafts_->add(i, j, layers_[i][j].spec, layers_[i][j].bytes(1));
+  }
+}
+
+template <class T>
+void ModelState<T>::prepare_drafts(int64_t tokens, int64_t ahead) {
+  show_drafts(tokens);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t j = 0; j < layers_[i].size(); ++j) {
+      Tensor& tensor = layers_[i][j];
+      if (tensor.spec.kind == StateKind::kCache) {
+        for (int64_t n = 0; n < sequences_; ++n) grow(tensor, n, positions_[static_cast<size_t>(n)] + tokens + ahead);
+      }
+      StateView& shown = views_[shown_][i][j];
+      shown = view(tensor, shown_, tokens);
+      drafts_->show(i, j, tokens, shown);
+    }
+  }
+}
+
+template <class T>
+void ModelState<T>::begin_drafts(int64_t tokens) {
+  drafts_->load(memory(), positions_);
+  drafts_->set_positions(tokens, positions_);
+  for (int64_t& position : positions_) position += tokens;
+}
+
+// A state is the same wherever it lies.
+template <class T>
+StateDrafts::Values ModelState<T>::memory() const {
+  return [this](size_t layer, size_t tensor) { return const_cast<std::byte*>(layers_[layer][tensor].values.data()); };
+}
+
+template <class T>
 void ModelState<T>::fold() const {
+  if (drafts_ != nullptr) drafts_->store(memory(), positions_);
   if (rings_ == nullptr) return;
-  // A state with its ring and one without are the same state.
   rings_->fold([&](size_t layer, size_t tensor) {
-    const void* states = layers_[layer][tensor].values.data();
-    return static_cast<T*>(const_cast<void*>(states));
+    void* states = memory()(layer, tensor);
+    return static_cast<T*>(states);
   });
 }
 
 template <class T>
 size_t ModelState<T>::bytes() const {
-  size_t n = rings_ == nullptr ? 0 : rings_->bytes();
+  size_t n = (rings_ == nullptr ? 0 : rings_->bytes()) + (drafts_ == nullptr ? 0 : drafts_->bytes());
   for (const std::vector<Tensor>& layer : layers_) {
     for (const Tensor& tensor : layer) {
       n += static_cast<size_t>(tensor.values.size());
@@ -128,6 +169,7 @@ void ModelState<T>::reset() {
   }
   std::fill(positions_.begin(), positions_.end(), 0);
   if (rings_ != nullptr) rings_->clear();
+  if (drafts_ != nullptr) drafts_->clear();
 }
 
 template <class T>
@@ -139,7 +181,7 @@ void ModelState<T>::grow(Tensor& tensor, int64_t sequence, int64_t tokens) const
 }
 
 template <class T>
-StateView ModelState<T>::view(Tensor& tensor) const {
+StateView ModelState<T>::view(Tensor& tensor, size_t table_index, int64_t repeat) const {
   StateView view;
   if (tensor.spec.kind != StateKind::kMatrix) {
     view.rows = tensor.spec.shape[0];
@@ -154,14 +196,16 @@ StateView ModelState<T>::view(Tensor& tensor) const {
   size_t most = 1;
   for (const auto& pages : tensor.pages) most = std::max(most, pages.size());
   most = std::bit_ceil(most);  // so that it is seldom allocated anew
-  std::vector<void*> table(static_cast<size_t>(sequences_) * most, nullptr);
-  for (size_t n = 0; n < static_cast<size_t>(sequences_); ++n) {
-    for (size_t i = 0; i < tensor.pages[n].size(); ++i) table[n * most + i] = tensor.pages[n][i].data();
+  std::vector<void*> pages(static_cast<size_t>(sequences_ * repeat) * most, nullptr);
+  for (size_t row = 0; row < static_cast<size_t>(sequences_ * repeat); ++row) {
+    auto& of_sequence = tensor.pages[row / static_cast<size_t>(repeat)];
+    for (size_t i = 0; i < of_sequence.size(); ++i) pages[row * most + i] = of_sequence[i].data();
   }
-  if (tensor.table.size() != static_cast<int64_t>(table.size()))
-    tensor.table = Buffer<void*>(*device_, static_cast<int64_t>(table.size()));
-  tensor.table.write(0, table);
-  view.table = tensor.table.data();
+  Buffer<void*>& table = tensor.tables[table_index];
+  if (table.size() != static_cast<int64_t>(pages.size()))
+    table = Buffer<void*>(*device_, static_cast<int64_t>(pages.size()));
+  table.write(0, pages);
+  view.table = table.data();
   view.per_sequence = static_cast<int64_t>(most);
   return view;
 }
@@ -195,7 +239,9 @@ template <class T>
 void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead, StateWrites writes) {
   if (layout.count() != sequences_)
     fail_internal("model state: {} sequences prepare for a layout of {}", sequences_, layout.count());
+  if (drafts_ != nullptr) drafts_->store(memory(), positions_);
   if (writes == StateWrites::kStates) fold();
+  shown_ = 0;
   for (size_t i = 0; i < layers_.size(); ++i) {
     for (size_t j = 0; j < layers_[i].size(); ++j) {
       Tensor& tensor = layers_[i][j];
@@ -203,8 +249,8 @@ void ModelState<T>::prepare(const SeqLayout& layout, int64_t ahead, StateWrites 
         for (int64_t n = 0; n < sequences_; ++n)
           grow(tensor, n, positions_[static_cast<size_t>(n)] + layout.length(n) + ahead);
       }
-      views_[i][j] = view(tensor);
-      if (writes == StateWrites::kRings && rings_ != nullptr) rings_->show(i, j, views_[i][j]);
+      views_[0][i][j] = view(tensor, 0, 1);
+      if (writes == StateWrites::kRings && rings_ != nullptr) rings_->show(i, j, views_[0][i][j]);
     }
   }
 }
@@ -231,6 +277,7 @@ void ModelState<T>::put(int64_t n, const ModelState& one) {
   }
   positions_[static_cast<size_t>(n)] = one.positions_[0];
   if (rings_ != nullptr) rings_->clear(n);
+  if (drafts_ != nullptr) drafts_->clear(n);
 }
 
 template <class T>
@@ -363,6 +410,7 @@ void ModelState<T>::read_from(const SafetensorsReader& reader, const std::string
   layers_ = std::move(layers);
   positions_ = std::move(positions);
   if (rings_ != nullptr) rings_->clear();
+  if (drafts_ != nullptr) drafts_->clear();
 }
 
 template <class T>

@@ -204,12 +204,22 @@ size_t plan_pass(const ModelConfig& config, int64_t tokens) {
   return device.peak_bytes() - parameters;
 }
 
-size_t plan_decoding(const ModelConfig& config, int64_t sequences, const std::optional<int64_t>& ring, fw_device kind) {
+size_t plan_decoding(const ModelConfig& config, int64_t sequences, const std::optional<int64_t>& ring, fw_device kind,
+                     int64_t drafts) {
   PlanDevice device(kind);
   LanguageModel<float> model(config, device);
   model.set_decode_ring(ring);
   const size_t parameters = device.bytes();
   ModelState<float> states(config, sequences, device);
+  if (drafts > 0) {
+    const std::unique_ptr<DraftDecoder<float>> decoder = model.draft_decoder(states, drafts);
+    const int64_t tokens = decoder->most_tokens();
+    const std::vector<int32_t> ids(static_cast<size_t>(sequences * tokens));
+    const std::vector<double> uniform(ids.size());
+    decoder->read(1, {ids.data(), static_cast<size_t>(sequences)}, config.vocab_size, {}, uniform, false);
+    decoder->read(tokens, ids, config.vocab_size, {}, uniform, false);
+    return device.peak_bytes() - parameters;
+  }
   const std::unique_ptr<Decoder<float>> decoder = model.decoder(states);
   decoder->step();
   return device.peak_bytes() - parameters;
@@ -228,9 +238,12 @@ void require_memory_of_pass(const LanguageModel<float>& model, int64_t tokens, c
                  fmt::format("a pass of the model over {} tokens", tokens), advice);
 }
 
-void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice) {
+void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice,
+                                int64_t drafts) {
   if (model.device().kind() != FW_DEVICE_CPU || !memory_is_checked()) return;
-  const double bytes = static_cast<double>(plan_decoding(model.config(), sequences, model.decode_ring())) + kBesidePass;
+  const double bytes =
+      static_cast<double>(plan_decoding(model.config(), sequences, model.decode_ring(), FW_DEVICE_CPU, drafts)) +
+      kBesidePass;
   require_memory(bytes, fmt::format("to write {} texts side by side", sequences), advice);
 }
 

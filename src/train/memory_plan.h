@@ -60,12 +60,13 @@ void require_memory_of_step(const ModelConfig& model, const TrainConfig& train, 
 double memory_beside_steps(const ModelConfig& model, const TrainConfig& train, bool evaluates, bool tests);
 
 // Bytes that a model takes beside its parameters: for a pass over `tokens` of one text on the CPU, and to make a token
-// of each of `sequences` with rings as LanguageModel::set_decode_ring() has them.
+// of each of `sequences` with rings as LanguageModel::set_decode_ring() has them. With drafts it makes several.
 size_t plan_pass(const ModelConfig& model, int64_t tokens);
 size_t plan_decoding(const ModelConfig& model, int64_t sequences, const std::optional<int64_t>& ring = std::nullopt,
-                     fw_device kind = FW_DEVICE_CPU);
+                     fw_device kind = FW_DEVICE_CPU, int64_t drafts = 0);
 // Error(kUsage) when that is more than is available, of a model on the CPU; advice says what to do.
 void require_memory_of_pass(const LanguageModel<float>& model, int64_t tokens, const std::string& advice);
-void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice);
+void require_memory_of_decoding(const LanguageModel<float>& model, int64_t sequences, const std::string& advice,
+                                int64_t drafts = 0);
 
 }  // namespace fw

@@ -729,6 +729,101 @@ TEST_P(Decoders, HaveTheRingThatIsAskedFor) {
   EXPECT_EQ(tokens_of(9), 0);
 }
 
+// With drafts of which some are right, logits and states are those of single tokens: with their bits on the CPU, where
+// few rows of a product do not depend on each other. On a GPU gates of several tokens are made by another kernel. Past
+// the ring's end, over a page of the cache, with a prompt in between.
+TEST_P(Decoders, DraftsHaveTheLogitsAndStatesOfSingleTokens) {
+  const bool exact = device().kind() == FW_DEVICE_CPU;
+  const auto compare = [&](const std::vector<float>& got, const std::vector<float>& want, double bound,
+                           const std::string& what) {
+    if (exact) {
+      EXPECT_EQ(got, want) << what;
+    } else {
+      expect_near({got.begin(), got.end()}, {want.begin(), want.end()}, bound, what.c_str());
+    }
+  };
+  std::vector<OneModel> list = decoder_models();
+  list[3] = {"ssd", config_of("gated_deltanet2", {"ssd", "recurrent"})};
+  list.push_back({"rotated", config_of("kda", {"attention", "window"})});
+  for (const OneModel& one : list) {
+    SCOPED_TRACE(one.name);
+    LanguageModel<float> model = model_of(one.config, device());
+    for (const int64_t drafts : {3, 7}) {
+      SCOPED_TRACE(drafts);
+      ModelState<float> single_state(one.config, 1, device()), state(one.config, 1, device());
+      std::vector<float> want(260), got(260);
+      const Mat<float> logits(want.data(), 1, 260);
+      const std::vector<int32_t> prompt = some_ids(one.name == "hybrid" ? kCacheRows - 8 : 11, 3);
+      const SeqLayout first({0, static_cast<int64_t>(prompt.size())});
+      model.forward_last(prompt, first, single_state, logits);
+      model.forward_last(prompt, first, state, logits);
+      const auto single = model.decoder(single_state);
+      const auto drafted = model.draft_decoder(state, drafts);
+      single->begin(0, want, prompt);
+      drafted->begin(0, want, prompt);
+      Random numbers(7), ahead(7), choices(9);
+      int32_t next = drafted->draw(0, 256, kDrawn, ahead.uniform(), false).id;
+      for (int pass = 0; pass < 7; ++pass) {
+        if (pass == 4) {
+          const std::vector<int32_t> more = some_ids(5, 4);
+          model.forward_last(more, SeqLayout({0, 5}), single_state, logits);
+          model.forward_last(more, SeqLayout({0, 5}), state, logits);
+          single->begin(0, want, more);
+          drafted->begin(0, want, more);
+          numbers = ahead = Random(8);
+          next = drafted->draw(0, 256, kDrawn, ahead.uniform(), false).id;
+        }
+        const size_t tokens = pass == 2 ? 1 : static_cast<size_t>(drafts) + 1;
+        // Single tokens tell what to draft. They go as far as the drafts are right.
+        std::vector<int32_t> ids;
+        const size_t right = 1 + choices.below(tokens);
+        std::vector<double> uniform;
+        for (size_t t = 0; t < right; ++t) {
+          const double number = numbers.uniform();
+          single->sample(256, kDrawn, {&number, 1}, false);
+          single->step();
+          ids.push_back(single->wait()[0].id);
+          uniform.push_back(ahead.uniform());
+        }
+        single->read_logits(0, want);
+        while (ids.size() < tokens) ids.push_back((ids.back() + 1) % 256);
+        uniform.resize(tokens, 0.5);
+        const std::span<const Drawn> drawn =
+            drafted->read(static_cast<int64_t>(tokens), ids, 256, kDrawn, uniform, false);
+        if (exact) ASSERT_EQ(ids[0], next) << "pass " << pass;
+        for (size_t t = 0; exact && t + 1 < right; ++t)
+          ASSERT_EQ(drawn[t].id, ids[t + 1]) << "pass " << pass << " row " << t;
+        next = drawn[right - 1].id;
+        drafted->keep(0, static_cast<int64_t>(right));
+        drafted->read_logits(0, static_cast<int64_t>(right) - 1, got);
+        compare(got, want, 3e-2, "logits of pass " + std::to_string(pass));
+      }
+      EXPECT_EQ(state.positions(), single_state.positions());
+      for (int64_t layer = 0; layer < state.layers(); ++layer) {
+        for (const char* name : {"s", "a", "tail", "k", "v"}) {
+          const std::vector<float> one = single_state.values(layer, name);
+          if (!one.empty()) compare(state.values(layer, name), one, 3e-2, name + std::to_string(layer));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Decoders, RulesTakeTokensBackWhereTheLibraryDoes) {
+  for (const Preset& p : presets()) {
+    ModelConfig config = config_of(std::string(p.name), {"recurrent"});
+    if (device().kind() == FW_DEVICE_CUDA && p.rule.uses_erase_write()) continue;
+    LanguageModel<float> model(config, device());
+    const std::string error = error_of([&] { model.require_drafts(4); });
+    if (device().kind() == FW_DEVICE_CUDA && p.rule.general_erase()) {
+      EXPECT_NE(error.find("drafts: layer 0 ('recurrent'): descriptor: speculation.token_slots"), std::string::npos)
+          << p.name << ": " << error;
+    } else {
+      EXPECT_EQ(error, "") << p.name;
+    }
+  }
+}
+
 // Slots that begin at other times are at other places of their rings.
 TEST_P(Decoders, SlotsOfARingHaveTheBitsOfEachAlone) {
   const ModelConfig config = config_of("gated_deltanet", {"recurrent", "ssd"});

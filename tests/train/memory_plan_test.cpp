@@ -293,6 +293,31 @@ size_t decoding_peak(const ModelConfig& config, int64_t sequences, int64_t ring)
   return host.peak();
 }
 
+// To the byte: places of the states, tails and windows, tables, logits, and the larger pass.
+TEST(MemoryPlan, DecodingHasItsDrafts) {
+  ModelConfig config = tiny_model();
+  config.num_hidden_layers = 3;
+  config.layers = {"recurrent", "window", "attention"};
+  config.window.window = 5;
+  for (const int64_t sequences : {1, 5}) {
+    for (const int64_t drafts : {1, 6}) {
+      CountingHost host;
+      LanguageModel<float> model(config, host);
+      Random random(1);
+      model.init(random);
+      const size_t parameters = host.peak();
+      ModelState<float> states(config, sequences, host);
+      const auto decoder = model.draft_decoder(states, drafts);
+      for (const int64_t tokens : {int64_t{1}, drafts + 1}) {
+        const std::vector<int32_t> ids(static_cast<size_t>(sequences * tokens));
+        decoder->read(tokens, ids, config.vocab_size, {}, std::vector<double>(ids.size(), 0.5), false);
+      }
+      EXPECT_EQ(plan_decoding(config, sequences, std::nullopt, FW_DEVICE_CPU, drafts), host.peak() - parameters)
+          << sequences << " sequences, " << drafts << " drafts";
+    }
+  }
+}
+
 // To the byte: rings of 64 sequences, and their positions.
 TEST(MemoryPlan, DecodingHasItsRings) {
   ModelConfig config = tiny_model();
