@@ -41,6 +41,11 @@ void validate(const Sampling& sampling) {
   }
 }
 
+void require_drawn(const Drawn& drawn) {
+  if (drawn.id < 0)
+    fail_numeric("sampling: a logit is NaN, or none is finite: the model's parameters or its state are damaged");
+}
+
 int32_t sample(std::span<const float> logits, std::span<const int32_t> recent, const Sampling& sampling,
                Random& random) {
   validate(sampling);

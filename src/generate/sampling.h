@@ -11,6 +11,8 @@ namespace fw {
 
 // Throws Error(kUsage) naming the key, what was expected and what came.
 void validate(const Sampling& sampling);
+// Throws Error(kNumeric) where the logits of a draw were damaged.
+void require_drawn(const Drawn& drawn);
 
 // One id from logits [vocab], by four steps in this order:
 // - The logit of each id in `recent` (however often it is there) is divided by repetition_penalty where it is positive,

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "base/random.h"
+#include "generate/drafting.h"
+#include "generate/prompt_lookup.h"
 #include "generate/sampling.h"
 #include "model/language_model.h"
 #include "tokenizer/tokenizer.h"
@@ -39,10 +41,16 @@ class Session {
   // logits are damaged, and the session is then of no more use.
   int32_t next(const Sampling& sampling, double* logprob = nullptr);
 
+  // Up to so many tokens are drafted from the text and read together (generate/drafting.h); 0, as at first: none. What
+  // next() gives stays, but for the rounding that model/draft_decoder.h names. Throws as
+  // LanguageModel::require_drafts().
+  void set_drafts(int64_t drafts);
+  const DraftCounts& draft_counts() const { return counts_; }
+
   // Other random numbers from here on.
-  void reseed(uint64_t seed) { random_ = Random(seed); }
+  void reseed(uint64_t seed);
   // The seed of another fork: the next of the session's random numbers.
-  uint64_t draw_seed() { return random_.bits(); }
+  uint64_t draw_seed();
 
   // One safetensors file: the model's state, the last logits, the generator, the count and the last ids. load() throws
   // Error(kUsage) for a damaged file and for one of another model, and then the session is as it was.
@@ -58,13 +66,20 @@ class Session {
   void start();  // with start_token(), where nothing was seen
   void append(std::span<const int32_t> ids);
   void remember(std::span<const int32_t> ids);
+  Drawn next_drafted(const Sampling& sampling, bool logprobs);
+  // Takes back what was drawn ahead of next(), so that the state is that of the tokens which it gave.
+  void rewind() const;
+  const Session& rewound() const {
+    rewind();
+    return *this;
+  }
   const std::vector<float>& logits() const;
 
   LanguageModel<float>& model_;
   const Tokenizer& tokenizer_;
   ModelState<float> state_;
   std::unique_ptr<Decoder<float>> decoder_;  // made by the first next()
-  bool decoding_ = false;                    // the decoder is where the session is
+  mutable bool decoding_ = false;            // the decoder is where the session is
   // [vocab] of the next token; meaningless while tokens_seen_ is 0. While decoding they lie in the decoder, and here is
   // a copy or nothing.
   mutable std::vector<float> logits_;
@@ -72,6 +87,16 @@ class Session {
   Random random_;
   int64_t tokens_seen_ = 0;
   std::vector<int32_t> recent_;  // the last ids, oldest first, kMostRecent of them at least where there are as many
+  int64_t drafts_ = 0;
+  PromptLookup lookup_;                 // with drafts: of all ids
+  std::unique_ptr<Drafting> drafting_;  // made by the first next() with drafts, in place of the decoder
+  // Tokens that the state has seen since the last pass with drafts, and how many of them next() has given. They were
+  // drawn with these settings.
+  mutable std::vector<Drawn> ahead_;
+  mutable size_t given_ = 0;
+  Sampling drawn_with_;
+  bool has_logprobs_ = false;
+  DraftCounts counts_;
 };
 
 // Up to `slots` sessions, a token of each at a time, each with its own state, random numbers and recent ids. What one
@@ -79,24 +104,31 @@ class Session {
 // Decoder's few rows (docs/internals/token.md).
 class SessionBatch {
  public:
-  // Model and tokenizer must outlive it. Throws Error(kUsage) for slots < 1.
-  SessionBatch(LanguageModel<float>& model, const Tokenizer& tokenizer, int64_t slots);
+  // Model and tokenizer must outlive it. Throws Error(kUsage) for slots < 1. drafts: as Session::set_drafts() has it.
+  SessionBatch(LanguageModel<float>& model, const Tokenizer& tokenizer, int64_t slots, int64_t drafts = 0);
   int64_t slots() const { return static_cast<int64_t>(numbers_.size()); }
   // The slot goes on as a copy of the session would (which has then seen start_token() at least).
   void put(int64_t slot, Session& session);
   // Nothing of it is used any more.
-  void clear(int64_t slot) { used_[static_cast<size_t>(slot)] = 0; }
+  void clear(int64_t slot);
   // A token for each slot that is used (the others' are meaningless), valid until the next call. Throws as
-  // Session::next().
+  // Session::next(). Without drafts.
   std::span<const Drawn> next(const Sampling& sampling, bool logprobs);
+  // The same of one or more tokens a slot, with drafts or without. With them `sampling` stays the same.
+  std::span<const std::vector<Drawn>> next_several(const Sampling& sampling, bool logprobs);
+  // Of the session in a slot, since put().
+  DraftCounts draft_counts(int64_t slot) const;
 
  private:
   const Tokenizer& tokenizer_;
   ModelState<float> state_;
   std::unique_ptr<Decoder<float>> decoder_;
+  std::unique_ptr<Drafting> drafting_;  // in place of the decoder
+  std::vector<PromptLookup> lookups_;   // with drafts
   std::vector<Random> numbers_;
   std::vector<char> used_;
   std::vector<double> uniform_;
+  std::vector<std::vector<Drawn>> single_;  // of next_several() without drafts
 };
 
 }  // namespace fw

@@ -110,12 +110,16 @@ Generated TextStream::finish(StopReason otherwise) {
 Generated generate(Session& session, const Tokenizer& tokenizer, const GenerateOptions& options,
                    const std::function<void(const std::string&)>& put, const std::atomic<bool>* interrupt) {
   TextStream stream(tokenizer, options, put);
+  const DraftCounts before = session.draft_counts();
   while (!stream.whole() && !(interrupt != nullptr && *interrupt)) {
     double logprob = 0;
     const int32_t id = session.next(options.sampling, options.logprobs ? &logprob : nullptr);
     stream.add(id, logprob);
   }
-  return stream.finish();
+  Generated result = stream.finish();
+  result.drafts.drafted = session.draft_counts().drafted - before.drafted;
+  result.drafts.accepted = session.draft_counts().accepted - before.accepted;
+  return result;
 }
 
 }  // namespace fw

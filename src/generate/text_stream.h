@@ -34,6 +34,7 @@ struct Generated {
   std::vector<double> logprobs;  // of ids, where asked for
   StopReason stopped_by = StopReason::kTokens;
   double seconds = 0;
+  DraftCounts drafts;
 };
 
 // A text that is being made: takes token after token until it says that it is whole.

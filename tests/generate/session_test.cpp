@@ -228,6 +228,130 @@ TEST_F(SessionTest, WithARingItIsTheSameSession) {
   EXPECT_EQ(beside, expected);
 }
 
+// Text that repeats, so that there are drafts, of which some are right.
+std::vector<int32_t> some_repeating_ids() {
+  std::vector<int32_t> ids = some_ids(12);
+  for (int i = 0; i < 3; ++i) ids.insert(ids.end(), ids.begin(), ids.begin() + 12);
+  return ids;
+}
+
+// With the state between tokens that were read together: it is saved, forked, read on, and drawn from with other
+// settings. Nothing of that shows. There are few ids, so that some drafts are right.
+TEST_F(SessionTest, WithDraftsItIsTheSameSession) {
+  ModelConfig config = small_model();
+  config.num_hidden_layers = 3;
+  config.layers = {"recurrent", "window", "attention"};
+  config.window.window = 6;
+  config.vocab_size = 7;
+  const std::unique_ptr<Tokenizer> tokenizer = id_tokenizer(7);
+  LanguageModel<float> model = random_model(config);
+  const Sampling penalised{0.7, 0, 1.0, 0.0, 1.2, 20}, at_most{0.7, 0, 1.0, 0.0, 1.2, kMostRecent};
+  const auto conversation = [&](int64_t drafts, DraftCounts& counts) {
+    Session session(model, *tokenizer, 3);
+    session.set_drafts(drafts);
+    std::vector<int32_t> said;
+    std::vector<double> logprobs;
+    const auto speak = [&](Session& of, int count, const Sampling& sampling) {
+      for (int i = 0; i < count; ++i) {
+        double logprob = 0;
+        said.push_back(of.next(sampling, i % 5 == 4 ? &logprob : nullptr));
+        logprobs.push_back(logprob);
+      }
+    };
+    speak(session, 3, kGreedy);  // after a start token alone
+    for (const int turn : {20, 1, 7}) {
+      std::vector<int32_t> ids = turn == 20 ? some_repeating_ids() : some_ids(static_cast<size_t>(turn));
+      for (int32_t& id : ids) id %= 7;
+      session.prefill(ids);
+      for (const Sampling& sampling : {kGreedy, kSampling, penalised, at_most}) speak(session, turn, sampling);
+    }
+    session.save(path("drafted"));
+    Session fork = session;
+    speak(fork, 9, kSampling);
+    Session loaded(model, *tokenizer, 99);
+    loaded.set_drafts(drafts);
+    speak(loaded, 4, kGreedy);
+    loaded.load(path("drafted"));
+    speak(loaded, 9, kSampling);
+    fork.reseed(5);
+    speak(fork, 9, kSampling);
+    said.push_back(static_cast<int32_t>(fork.draw_seed() % 1000));
+    speak(fork, 9, kSampling);
+    fork.set_drafts(drafts == 0 ? 3 : 0);
+    speak(fork, 9, kGreedy);
+    speak(session, 30, kGreedy);
+    EXPECT_EQ(session.tokens_seen(), 1 + 3 + 48 + 8 + 4 * 28 + 30);
+    EXPECT_EQ(session.last_token(), said.back());
+    counts = session.draft_counts();
+    return std::pair(said, logprobs);
+  };
+  DraftCounts counts;
+  const auto plain = conversation(0, counts);
+  EXPECT_EQ(counts.drafted, 0);
+  for (const int64_t drafts : {4, 15}) {
+    SCOPED_TRACE(drafts);
+    const auto got = conversation(drafts, counts);
+    EXPECT_EQ(got.first, plain.first);
+    EXPECT_EQ(got.second, plain.second);
+    EXPECT_GT(counts.drafted, counts.accepted) << "some are taken back";
+    EXPECT_GT(counts.accepted, 0);
+  }
+}
+
+TEST_F(SessionTest, SideBySideWithDraftsEachIsAsAlone) {
+  LanguageModel<float> model = random_model(small_model());
+  constexpr size_t kTexts = 5, kSlots = 3;
+  std::vector<std::vector<int32_t>> want(kTexts), got(kTexts);
+  std::vector<Session> sessions;
+  for (size_t i = 0; i < kTexts; ++i) {
+    sessions.emplace_back(model, *tokenizer_, i + 1);
+    sessions[i].set_drafts(i % 2 == 0 ? 4 : 0);  // a batch has its own
+    sessions[i].prefill(i == 1 ? some_repeating_ids() : some_ids(5 + 7 * i));
+    sessions[i].next(kGreedy);
+    Session alone = sessions[i];
+    alone.set_drafts(0);
+    want[i] = generate(alone, static_cast<int>(20 + 3 * i), kGreedy);
+  }
+  SessionBatch batch(model, *tokenizer_, kSlots, 4);
+  std::vector<size_t> at(kSlots);
+  size_t next = 0;
+  for (size_t n = 0; n < kSlots; ++n) batch.put(static_cast<int64_t>(n), sessions[at[n] = next++]);
+  int64_t drafted = 0;
+  while (std::any_of(at.begin(), at.end(), [&](size_t i) { return i < kTexts; })) {
+    const std::span<const std::vector<Drawn>> drawn = batch.next_several(kGreedy, false);
+    for (size_t n = 0; n < kSlots; ++n) {
+      if (at[n] == kTexts) continue;
+      for (const Drawn& one : drawn[n]) got[at[n]].push_back(one.id);
+      if (got[at[n]].size() < want[at[n]].size()) continue;
+      got[at[n]].resize(want[at[n]].size());
+      drafted += batch.draft_counts(static_cast<int64_t>(n)).drafted;
+      batch.clear(static_cast<int64_t>(n));
+      at[n] = next < kTexts ? next++ : kTexts;
+      if (at[n] < kTexts) batch.put(static_cast<int64_t>(n), sessions[at[n]]);
+    }
+  }
+  EXPECT_EQ(got, want);
+  EXPECT_GT(drafted, 0);
+  // One token each without drafts.
+  SessionBatch plain(model, *tokenizer_, 1);
+  plain.put(0, sessions[0]);
+  for (size_t i = 0; i < 5; ++i) {
+    const std::span<const std::vector<Drawn>> drawn = plain.next_several(kGreedy, false);
+    ASSERT_EQ(drawn[0].size(), 1U);
+    EXPECT_EQ(drawn[0][0].id, want[0][i]);
+  }
+}
+
+TEST_F(SessionTest, DraftsThatCannotBeAreRefused) {
+  ModelConfig config = small_model();
+  config.layers = {"mesa"};
+  LanguageModel<float> model = random_model(config);
+  Session session(model, *tokenizer_, 3);
+  EXPECT_THROW(session.set_drafts(4), Error);
+  session.set_drafts(0);
+  EXPECT_THROW(SessionBatch(model, *tokenizer_, 2, 4), Error);
+}
+
 TEST_F(SessionTest, TheStateDoesNotGrow) {
   LanguageModel<float> model = random_model(small_model());
   Session session(model, *tokenizer_, 3);
