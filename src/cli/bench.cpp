@@ -129,6 +129,8 @@ class Bench : public Command {
     options.add("decode_seen", "N,N,...", &model_.decode_seen,
                 "tokens that each of them has seen before (without: 512); 256 more are timed at most", ',');
     options.add("decode_ring", "N", &decode_ring_, decode_ring_help()).default_text.clear();
+    options.add("decode_drafts", "N", &model_.decode_drafts,
+                "time decoding with N drafts a pass beside it, all of which are right; 0: do not");
     options.add("prefill", "N", &model_.prefill, "time the model reading a prompt of N tokens; 0: do not");
     options.add("prefill_sequences", "N", &model_.prefill_sequences, "prompts that are read side by side");
     options.add(model_tables(), false);
@@ -162,9 +164,9 @@ void Bench::check_options(const Options& options) {
   const StringList always{"--json", "--threads", "--check-memory", "--device", "--rule", "--commit"};
   const StringList of_steps{"--batch", "--length",    "--accumulate", "--sums",
                             "--steps", "--recompute", "--memory",     "--moments"};
-  const StringList of_models{"--train",       "--decode-model", "--decode-tokens", "--decode-sequences",
-                             "--decode-seen", "--decode-ring",  "--prefill",       "--prefill-sequences",
-                             "--size"};
+  const StringList of_models{
+      "--train",       "--decode-model",  "--decode-tokens", "--decode-sequences",  "--decode-seen",
+      "--decode-ring", "--decode-drafts", "--prefill",       "--prefill-sequences", "--size"};
   if (times_a_model()) {
     options.expect_only(always + of_steps + of_models + flags_of(model_tables()),
                         "with --train, --decode-model, --decode-sequences or --prefill, which time a model");
@@ -172,7 +174,8 @@ void Bench::check_options(const Options& options) {
     if (!decode_) options.expect_without_effect({"--decode-tokens"}, "without --decode-model");
     if (model_.decode_sequences.empty()) options.expect_without_effect({"--decode-seen"}, "without --decode-sequences");
     if (!decode_ && model_.decode_sequences.empty())
-      options.expect_without_effect({"--decode-ring"}, "without --decode-model or --decode-sequences");
+      options.expect_without_effect({"--decode-ring", "--decode-drafts"},
+                                    "without --decode-model or --decode-sequences");
     if (model_.prefill == 0) options.expect_without_effect({"--prefill-sequences"}, "without --prefill");
     if (launched().size == 1)
       options.expect_without_effect({"--sums"}, "in one process: it is of the gradients of several ranks");

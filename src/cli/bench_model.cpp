@@ -327,6 +327,78 @@ PlainJson bench_train_device(const ModelBench& bench, Communicator& ranks) {
   return report;
 }
 
+namespace {
+
+std::vector<int32_t> random_ids(int64_t count, int64_t vocab) {
+  Random random(3);
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab)));
+  return ids;
+}
+
+// Greedy decoding of copies of one text: a token at a time, and with drafts that are the tokens which that gave.
+struct DraftTimes {
+  Samples plain_ms, drafted_ms;  // of a token of each sequence
+  double accepted = 0;           // share of the drafts that were drawn; none is taken back
+};
+
+DraftTimes time_drafts(LanguageModel<float>& model, int64_t drafts, int64_t sequences, int64_t seen) {
+  constexpr int64_t kWarm = 4, kPasses = 24;
+  const int64_t vocab = model.config().vocab_size, width = drafts + 1, all = kWarm + kPasses;
+  DraftTimes times;
+  Sampling greedy;
+  greedy.temperature = 0;
+  ModelState<float> prompt(model.config(), 1, model.device());
+  std::vector<float> logits(static_cast<size_t>(vocab));
+  model.forward_last(random_ids(seen, vocab), SeqLayout({0, seen}), prompt, Mat<float>(logits.data(), 1, vocab));
+  ModelState<float> state(model.config(), sequences, model.device());
+  const auto begin = [&](auto& decoder) {
+    for (int64_t n = 0; n < sequences; ++n) {
+      state.put(n, prompt);
+      decoder.begin(n, logits, {});
+    }
+  };
+  const std::vector<double> uniform(static_cast<size_t>(sequences * width));
+  std::vector<int32_t> text;
+  const auto plain = model.decoder(state);
+  begin(*plain);
+  for (int64_t i = 0; i < all * width; ++i) {
+    stop_point("bench", i, all * width, "tokens");
+    const double taken = seconds_of([&] {
+      plain->sample(vocab, greedy, std::span(uniform).first(static_cast<size_t>(sequences)), false);
+      plain->step();
+      text.push_back(plain->wait()[0].id);
+    });
+    if (i >= kWarm * width) times.plain_ms.add(1e3 * taken);
+  }
+  const auto drafted = model.draft_decoder(state, drafts);
+  begin(*drafted);
+  int64_t right = 0;
+  for (int64_t i = 0; i < all; ++i) {
+    stop_point("bench", i, all, "passes");
+    std::vector<int32_t> ids;
+    for (int64_t n = 0; n < sequences; ++n)
+      ids.insert(ids.end(), text.begin() + i * width, text.begin() + (i + 1) * width);
+    std::span<const Drawn> drawn;
+    const double taken = seconds_of([&] { drawn = drafted->read(width, ids, vocab, greedy, uniform, false); });
+    if (i >= kWarm) times.drafted_ms.add(1e3 * taken / static_cast<double>(width));
+    for (int64_t row = 0; row < sequences * width; ++row) {
+      const auto at = static_cast<size_t>(row);
+      if (row % width < drafts && drawn[at].id == ids[at + 1]) ++right;
+    }
+  }
+  times.accepted = static_cast<double>(right) / static_cast<double>(all * sequences * drafts);
+  return times;
+}
+
+void check_drafts(const ModelBench& bench, const LanguageModel<float>& model) {
+  if (bench.decode_drafts != 0) model.require_drafts(bench.decode_drafts);
+}
+
+double tokens_per_second(int64_t sequences, double ms) { return 1e3 * static_cast<double>(sequences) / ms; }
+
+}  // namespace
+
 PlainJson bench_decode(const ModelBench& bench) {
   constexpr int64_t kWarm = 100, kBlock = 50, kRounds = 40;
   if (bench.decode_tokens < 2 * kWarm)
@@ -348,7 +420,8 @@ PlainJson bench_decode(const ModelBench& bench) {
       }
     });
   };
-  require_memory_of_decoding(model, 1, "--no-check-memory tries all the same");
+  check_drafts(bench, model);
+  require_memory_of_decoding(model, 1, "--no-check-memory tries all the same", bench.decode_drafts);
   say("decoding: {}; {} tokens, {} threads\n", describe(bench.model), bench.decode_tokens, num_threads());
   std::fflush(stdout);
 
@@ -378,20 +451,19 @@ PlainJson bench_decode(const ModelBench& bench) {
   PlainJson last = row(bench.decode_tokens, last_us, last_bytes);
   say("{}{} tokens in {:.1f} s; state: {}\n", table.text(), bench.decode_tokens, seconds,
       format_bytes(static_cast<double>(far.state_bytes())));
-  return {{"model", describe(bench.model)},   {"tokens", bench.decode_tokens}, {"seconds", seconds},
-          {"state_bytes", far.state_bytes()}, {"first", std::move(first)},     {"last", std::move(last)}};
+  PlainJson report = {{"model", describe(bench.model)},   {"tokens", bench.decode_tokens}, {"seconds", seconds},
+                      {"state_bytes", far.state_bytes()}, {"first", std::move(first)},     {"last", std::move(last)}};
+  if (bench.decode_drafts > 0) {
+    const DraftTimes times = time_drafts(model, bench.decode_drafts, 1, kWarm);
+    const double plain = tokens_per_second(1, times.plain_ms.median()),
+                 drafted = tokens_per_second(1, times.drafted_ms.median());
+    say("{} drafts, {:.1f}% drawn: {:.0f} tok/s; without: {:.0f} tok/s; {:.2f} times\n", bench.decode_drafts,
+        100 * times.accepted, drafted, plain, drafted / plain);
+    report.update(
+        {{"drafts", bench.decode_drafts}, {"drafted_tok_s", drafted}, {"tok_s", plain}, {"accepted", times.accepted}});
+  }
+  return report;
 }
-
-namespace {
-
-std::vector<int32_t> random_ids(int64_t count, int64_t vocab) {
-  Random random(3);
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  for (int32_t& id : ids) id = static_cast<int32_t>(random.below(static_cast<uint64_t>(vocab)));
-  return ids;
-}
-
-}  // namespace
 
 namespace {
 
@@ -456,9 +528,10 @@ PlainJson bench_generation(const ModelBench& bench) {
   const auto tokenizer = byte_tokenizer();
   Sampling greedy;
   greedy.temperature = 0;
+  check_drafts(bench, model);
   if (!bench.decode_sequences.empty()) {
     require_memory_of_decoding(model, *std::ranges::max_element(bench.decode_sequences),
-                               "lower --decode-sequences; --no-check-memory tries all the same");
+                               "lower --decode-sequences; --no-check-memory tries all the same", bench.decode_drafts);
   }
   const std::string on = bench.device == "cpu" ? fmt::format("{} threads", num_threads()) : device_info().name;
   say("generation: {}; {}\n", describe(bench.model), on);
@@ -471,6 +544,9 @@ PlainJson bench_generation(const ModelBench& bench) {
   Table table;
   for (const char* heading : {"sequences", "seen", "tok/s median", "tok/s best", "ms/token median"})
     table.column(heading);
+  if (bench.decode_drafts > 0) {
+    for (const char* heading : {"with drafts", "times", "drawn"}) table.column(heading);
+  }
   for (const int64_t at : bench.decode_sequences.empty() ? std::vector<int64_t>() : seen) {
     Session prompt(model, *tokenizer, 1);
     prompt.prefill(random_ids(at, bench.model.vocab_size));
@@ -483,14 +559,25 @@ PlainJson bench_generation(const ModelBench& bench) {
         const double taken = 1e3 * seconds_of([&] { batch.next(greedy, false); });
         if (i >= kWarm) ms.add(taken);
       }
-      const auto rate = [&](double one) { return 1e3 * static_cast<double>(sequences) / one; };
-      table.row({fmt::format("{}", sequences), fmt::format("{}", at), fmt::format("{:.0f}", rate(ms.median())),
-                 fmt::format("{:.0f}", rate(ms.best())), fmt::format("{:.3f}", ms.median())});
-      report["results"].push_back({{"model", describe(bench.model)},
-                                   {"sequences", sequences},
-                                   {"seen", at},
-                                   {"tok_s", rate(ms.median())},
-                                   {"ms_per_token", figures(ms)}});
+      const auto rate = [&](double one) { return tokens_per_second(sequences, one); };
+      std::vector<std::string> cells = {fmt::format("{}", sequences), fmt::format("{}", at),
+                                        fmt::format("{:.0f}", rate(ms.median())),
+                                        fmt::format("{:.0f}", rate(ms.best())), fmt::format("{:.3f}", ms.median())};
+      PlainJson row = {{"model", describe(bench.model)},
+                       {"sequences", sequences},
+                       {"seen", at},
+                       {"tok_s", rate(ms.median())},
+                       {"ms_per_token", figures(ms)}};
+      if (bench.decode_drafts > 0) {
+        const DraftTimes times = time_drafts(model, bench.decode_drafts, sequences, at);
+        const double drafted = rate(times.drafted_ms.median());
+        cells.push_back(fmt::format("{:.0f}", drafted));
+        cells.push_back(fmt::format("{:.2f}", drafted / rate(times.plain_ms.median())));
+        cells.push_back(fmt::format("{:.1f}%", 100 * times.accepted));
+        row.update({{"drafts", bench.decode_drafts}, {"drafted_tok_s", drafted}, {"accepted", times.accepted}});
+      }
+      table.row(cells);
+      report["results"].push_back(std::move(row));
     }
   }
   if (!bench.decode_sequences.empty()) say("{}", table.text());

@@ -60,6 +60,7 @@ struct ModelBench {
           prefill_sequences = 1;
   std::vector<int64_t> decode_sequences, decode_seen;
   std::optional<int64_t> decode_ring;  // as LanguageModel::set_decode_ring() has it
+  int64_t decode_drafts = 0;           // timed beside plain decoding; 0: not
   std::string device = "cpu";
   std::string recompute = "none", memory, moments = "auto";  // as the keys of training (train/config.def)
   std::string sums = "apart";                                // of several ranks
@@ -69,8 +70,8 @@ nlohmann::json bench_train(const ModelBench& bench);  // on the CPU
 // rank 0's.
 nlohmann::json bench_train_device(const ModelBench& bench, Communicator& ranks);
 nlohmann::json bench_decode(const ModelBench& bench);
-// Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, and {model, sequences, tokens,
-// ms, tok_s} of prefill.
+// Rows {model, sequences, seen, tok_s, ms_per_token} of decode_sequences x decode_seen, with decode_drafts also
+// {drafts, drafted_tok_s, accepted}, and {model, sequences, tokens, ms, tok_s} of prefill.
 nlohmann::json bench_generation(const ModelBench& bench);
 
 }  // namespace fw::cli

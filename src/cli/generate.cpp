@@ -80,7 +80,8 @@ class Generate : public Command {
            "the model's weights are read once; "
            "matrix "
            "products of more than 8 (on the CPU 4) sequences round differently than those of one, and so do "
-           "recurrences with a ring (--ring). --conversation keeps "
+           "recurrences with a ring (--ring). So do --drafts on a GPU, and on the CPU in passes of more than 16 rows. "
+           "--conversation keeps "
            "the state from line to line of standard "
            "input; "
            "after a stop text it has seen that text too.\n\n"
@@ -142,6 +143,7 @@ class Generate : public Command {
         "f32", "bf16"};
     options.add("decode_bits", "", &decode_bits_, decode_bits_help());
     options.add("ring", "N", &ring_, decode_ring_help()).default_text.clear();
+    options.add("drafts", "N", &drafts_, drafts_help());
     options.add("json", "", &json_,
                 "print one JSON object a text, with token ids and log-probabilities, instead of the text");
     options.add("stats", "", &stats_, "say time and memory on standard error at the end");
@@ -174,7 +176,7 @@ class Generate : public Command {
   bool answered_ = false;  // the session ends with an answer
   bool conversation_ = false, echo_ = true, greedy_ = false, ignore_end_ = false, json_ = false, stats_ = false,
        decode_bits_ = false, check_memory_ = true;
-  int64_t samples_ = 1, threads_ = 0, ring_ = kRingTokens;
+  int64_t samples_ = 1, threads_ = 0, ring_ = kRingTokens, drafts_ = 0;
   IntList end_tokens_;
   uint64_t seed_ = 1;
   GenerateOptions generate_;
@@ -188,6 +190,7 @@ class Generate : public Command {
     TextStream stream;
     size_t state_bytes = 0;
     int64_t slot = -1;  // its place; none: it is whole
+    DraftCounts drafts;
   };
   int64_t batch_ = 1;
   std::unique_ptr<SessionBatch> side_by_side_;
@@ -226,6 +229,7 @@ void Generate::check(const Options& options) {
   }
   if (decode_bits_ && options.given("ring") && ring_ > 1)
     fail_usage("--ring: expected 0 or 1 with --decode-bits, which a ring of more tokens does not keep, got {}", ring_);
+  if (drafts_ < 0 || drafts_ > kMostDrafts) fail_usage("--drafts: expected 0 to {}, got {}", kMostDrafts, drafts_);
   if (ignore_end_ && options.given("end_token"))
     fail_usage("--ignore-end and --end-token: expected one of them, both came");
   if (prompt_file_ == "-" && (prompts_ == "-" || conversation_)) {  // --prompts with a conversation is refused above
@@ -299,9 +303,10 @@ void Generate::tail(const Generated& g, const Prompt& prompt, int64_t prompt_ind
     put("\n");
   if (stats_) {
     const auto tokens = g.ids.size();
-    say_aside("\n{} tokens in {:.2f} s, {:.1f} us each; state {}\n", tokens, g.seconds,
+    say_aside("\n{} tokens in {:.2f} s, {:.1f} us each; state {}{}\n", tokens, g.seconds,
               tokens > 0 ? 1e6 * g.seconds / static_cast<double>(tokens) : 0.0,
-              format_bytes(static_cast<double>(state_bytes)));
+              format_bytes(static_cast<double>(state_bytes)),
+              drafts_ > 0 ? fmt::format("; {} of {} drafts accepted", g.drafts.accepted, g.drafts.drafted) : "");
   }
 }
 
@@ -318,8 +323,13 @@ bool Generate::write(Session& session, const Tokenizer& tokenizer, const Prompt&
 void Generate::submit(Session& session, const Tokenizer& tokenizer, const Prompt& prompt, int64_t prompt_index,
                       int64_t sample) {
   while (free_slots_.empty()) advance();
-  Text& text = texts_.emplace_back(Text{prompt, prompt_index, sample, TextStream(tokenizer, generate_, nullptr),
-                                        session.state_bytes(), free_slots_.back()});
+  Text& text = texts_.emplace_back(Text{prompt,
+                                        prompt_index,
+                                        sample,
+                                        TextStream(tokenizer, generate_, nullptr),
+                                        session.state_bytes(),
+                                        free_slots_.back(),
+                                        {}});
   if (text.stream.whole()) {
     text.slot = -1;  // of no token
     return;
@@ -328,14 +338,16 @@ void Generate::submit(Session& session, const Tokenizer& tokenizer, const Prompt
   side_by_side_->put(text.slot, session);
 }
 
-// A token of each text; those that are whole leave their places, and are printed when all before them were.
+// A token of each text, or several; those that are whole leave their places, and are printed when all before them were.
 void Generate::advance() {
-  const std::span<const Drawn> drawn = side_by_side_->next(generate_.sampling, generate_.logprobs);
+  const std::span<const std::vector<Drawn>> drawn = side_by_side_->next_several(generate_.sampling, generate_.logprobs);
   for (Text& text : texts_) {
     if (text.slot < 0) continue;
-    const Drawn& one = drawn[static_cast<size_t>(text.slot)];
-    text.stream.add(one.id, one.logprob);
+    for (const Drawn& one : drawn[static_cast<size_t>(text.slot)]) {
+      if (!text.stream.whole()) text.stream.add(one.id, one.logprob);
+    }
     if (!text.stream.whole()) continue;
+    text.drafts = side_by_side_->draft_counts(text.slot);
     side_by_side_->clear(text.slot);
     free_slots_.push_back(text.slot);
     text.slot = -1;
@@ -346,7 +358,8 @@ void Generate::advance() {
 void Generate::print_whole() {
   while (!texts_.empty() && texts_.front().slot < 0) {
     Text& text = texts_.front();
-    const Generated g = text.stream.finish();
+    Generated g = text.stream.finish();
+    g.drafts = text.drafts;
     if (!json_) head(text.prompt, text.prompt_index, text.sample);
     if (!json_) put(g.text);
     tail(g, text.prompt, text.prompt_index, text.sample, text.state_bytes);
@@ -460,6 +473,7 @@ int Generate::run(Options& options) {
     if (!ignore_end_ && !options.given("end_token")) generate_.end_tokens.push_back(format_.end_token);
   }
   Session session(open.model, tokenizer, seed_);
+  session.set_drafts(drafts_);
   answered_ = !state_load_.empty();
   if (!state_load_.empty()) session.load(state_load_);
   const bool own_numbers = !state_load_.empty() && !options.given("seed");
@@ -471,9 +485,10 @@ int Generate::run(Options& options) {
 
   require_memory_of_decoding(
       open.model, batch_,
-      batch_ > 1 ? "lower --batch; --no-check-memory tries all the same" : "--no-check-memory tries all the same");
+      batch_ > 1 ? "lower --batch; --no-check-memory tries all the same" : "--no-check-memory tries all the same",
+      drafts_);
   if (batch_ > 1) {
-    side_by_side_ = std::make_unique<SessionBatch>(open.model, tokenizer, batch_);
+    side_by_side_ = std::make_unique<SessionBatch>(open.model, tokenizer, batch_, drafts_);
     for (int64_t slot = batch_; slot-- > 0;) free_slots_.push_back(slot);
   }
 

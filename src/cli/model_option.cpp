@@ -117,6 +117,12 @@ const char* decode_ring_help() {
          "writing them with every token; rounds otherwise, but with 1; 0, the default: none";
 }
 
+const char* drafts_help() {
+  return "tokens drafted from where the text's last tokens came before, 0 to 16, which one pass of the model checks; "
+         "the "
+         "text stays, but for the rounding of larger products";
+}
+
 const char* device_help() { return "cpu, cuda, or cuda:N for one of several"; }
 
 const char* tokenizer_help() {

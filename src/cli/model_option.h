@@ -37,6 +37,7 @@ void declare_adapter(Options& options, std::string& adapter);  // --adapter
 const char* device_help();
 const char* decode_bits_help();
 const char* decode_ring_help();
+const char* drafts_help();
 // For the help of an option --tokenizer.
 const char* tokenizer_help();
 

@@ -188,12 +188,13 @@ TEST_F(Effects, Rules) {
 TEST_F(Effects, Bench) {
   const std::set<std::string> layers = with_prefix("bench", kLayerPrefixes);
   std::set<std::string> training = layers, others = layers;
-  training.insert({"--tokens",      "--sequences",   "--beside",      "--beside-tokens", "--heads",   "--value-heads",
-                   "--key-dim",     "--value-dim",   "--dtype",       "--operands",      "--form",    "--chunk",
-                   "--segment",     "--gates",       "--decay-scale", "--state-layout",  "--repeats", "--decode-tokens",
-                   "--decode-seen", "--decode-ring", "--sums"});
-  others.insert(
-      {"--sums", "--beside-tokens", "--decode-tokens", "--decode-seen", "--decode-ring", "--prefill-sequences"});
+  training.insert({"--tokens",        "--sequences", "--beside",           "--beside-tokens", "--heads",
+                   "--value-heads",   "--key-dim",   "--value-dim",        "--dtype",         "--operands",
+                   "--form",          "--chunk",     "--segment",          "--gates",         "--decay-scale",
+                   "--state-layout",  "--repeats",   "--decode-tokens",    "--decode-seen",   "--decode-ring",
+                   "--decode-drafts", "--sums",      "--prefill-sequences"});
+  others.insert({"--sums", "--beside-tokens", "--decode-tokens", "--decode-seen", "--decode-ring", "--decode-drafts",
+                 "--prefill-sequences"});
   check(
       "bench",
       {{"recurrence",
@@ -216,7 +217,9 @@ TEST_F(Effects, Bench) {
   refused(bench + Args{"--prefill", "16", "--decode-ring", "4"}, "--decode-ring");
   refused(bench + Args{"--decode-sequences", "2", "--prefill-sequences", "4"}, "--prefill-sequences");
   accepted(bench + Args{"--decode-model", "--decode-tokens", "64"});
+  refused(bench + Args{"--prefill", "16", "--decode-drafts", "4"}, "--decode-drafts");
   accepted(bench + Args{"--decode-model", "--decode-ring", "4"});
+  accepted(bench + Args{"--decode-model", "--decode-drafts", "4"});
   accepted(bench + Args{"--decode-sequences", "2", "--decode-seen", "64"});
   accepted(bench + Args{"--device", "none", "--beside", "2", "--beside-tokens", "64"});
   accepted(bench + Args{"--train", "--layers", "recurrent,window", "--window-window", "64"});

@@ -239,6 +239,45 @@ TEST_F(Generate, ARingGivesTheTextOfSteps) {
   EXPECT_EQ(text(one + Args{"--ring", "1", "--decode-bits"}), text(one + Args{"--decode-bits"}));
 }
 
+// Ends of all kinds come in the middle of drafts that are right: a number of tokens, a stop text, an end token.
+TEST_F(Generate, DraftsGiveTheTextOfSingleTokens) {
+  const std::string prompt = "and the state and the state and the ";
+  for (const Args& ends :
+       {Args{"--tokens", "41"}, Args{"--tokens", "60", "--stop", "s"}, Args{"--tokens", "60", "--end-token", "116"}}) {
+    const Args one = Args{"--prompt", prompt, "--greedy"} + ends;
+    const auto single = json(one);
+    for (const char* drafts : {"1", "4", "7", "16"}) {
+      const auto got = json(one + Args{"--drafts", drafts});
+      for (const char* key : {"text", "ids", "stopped_by"})
+        EXPECT_EQ(got.at(0).at(key), single.at(0).at(key)) << drafts << ' ' << key;
+      // 17 rows of a product round otherwise.
+      if (std::string(drafts) != "16") EXPECT_EQ(got.at(0).at("logprobs"), single.at(0).at("logprobs")) << drafts;
+    }
+  }
+  spill(path("drafted"), "key\n\nthe state the state the\nit\nand the\na");
+  const Args several{"--prompt", prompt,      "--prompts", path("drafted"), "--tokens",
+                     "30",       "--samples", "2",         "--stop",        "e"};
+  EXPECT_EQ(text(several + Args{"--drafts", "4"}), text(several));
+  EXPECT_EQ(text(several + Args{"--drafts", "3", "--batch", "3"}), text(several));
+  // A state that is kept between drafts is that of the text.
+  for (const char* drafts : {"0", "5"}) {
+    EXPECT_EQ(run(command({"--prompt", prompt, "--tokens", "9", "--greedy", "--drafts", drafts, "--state-save",
+                           path(std::string("after") + drafts)}))
+                  .code,
+              0);
+    EXPECT_EQ(text({"--state-load", path(std::string("after") + drafts), "--tokens", "20", "--greedy"}),
+              text({"--state-load", path("after0"), "--tokens", "20", "--greedy", "--drafts", "4"}));
+  }
+  const Outcome stats = run(command({"--prompt", prompt, "--tokens", "40", "--greedy", "--drafts", "4", "--stats"}));
+  EXPECT_THAT(stats.err, testing::ContainsRegex("; [1-9][0-9]* of [1-9][0-9]* drafts accepted"));
+  EXPECT_THAT(run(command({"--prompt", prompt, "--stats"})).err, testing::Not(HasSubstr("drafts")));
+  for (const char* drafts : {"-1", "17"})
+    EXPECT_THAT(run(command({"--prompt", prompt, "--drafts", drafts})).err,
+                HasSubstr(std::string("--drafts: expected 0 to 16, got ") + drafts));
+  EXPECT_THAT(run(command({"--prompt", prompt, "--drafts", "2", "--ring", "4"})).err,
+              HasSubstr("drafts: expected none with a decode ring of 4 tokens, got 2"));
+}
+
 TEST_F(Generate, AnotherSeedWithALoadedState) {
   ASSERT_EQ(
       run(command({"--prompt", "the state ", "--tokens", "0", "--seed", "7", "--state-save", path("seeded")})).code, 0);

@@ -349,6 +349,8 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
                                   "16",
                                   "--decode-tokens",
                                   "300",
+                                  "--decode-drafts",
+                                  "3",
                                   "--hidden-size",
                                   "16",
                                   "--num-hidden-layers",
@@ -366,6 +368,8 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
                                       "1,5",
                                       "--decode-seen",
                                       "7,40",
+                                      "--decode-drafts",
+                                      "2",
                                       "--prefill",
                                       "60",
                                       "--prefill-sequences",
@@ -390,6 +394,9 @@ TEST(JsonOutput, BenchHasWhatTheTextHas) {
     EXPECT_THAT(generation.out, HasSubstr(fmt::format("{:.0f}", row.at("tok_s").get<double>())));
     EXPECT_NEAR(row.at("tok_s").get<double>() * row.at("ms_per_token").at("median").get<double>(),
                 1e3 * row.at("sequences").get<double>(), 1);
+    EXPECT_THAT(generation.out, HasSubstr(fmt::format("{:.0f}", row.at("drafted_tok_s").get<double>())));
+    EXPECT_EQ(row.at("drafts"), 2);
+    EXPECT_EQ(row.at("accepted"), 1);
   }
   EXPECT_THAT(generation.out, HasSubstr("prefill of 2 times 60 tokens"));
   const Json first = Json::parse(slurp(folder / "recurrence")), second = Json::parse(slurp(folder / "models"));
