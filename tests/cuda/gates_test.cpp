@@ -100,11 +100,13 @@ TEST(DeviceGates, FusedInPlaceOfValues) {
         }
         problem = of_bf16_numbers(std::move(problem));
         SCOPED_TRACE(fmt::format("seed {}: {}", seed, describe(problem)));
-        const std::string text = text_of_call(problem, 2, 70);
-        EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !overlap_values)
-            << text;
-        EXPECT_EQ(text.find("values and gradients in gradients") != std::string::npos, !gates || options.K == 128)
-            << text;
+        if (on_hopper()) {
+          const std::string text = text_of_call(problem, 2, 70);
+          EXPECT_EQ(text.find("logits of channels: values made in prepare") != std::string::npos, !overlap_values)
+              << text;
+          EXPECT_EQ(text.find("values and gradients in gradients") != std::string::npos, !gates || options.K == 128)
+              << text;
+        }
         HeaderRun run = device_run(FW_FORM_CHUNK);
         run.bf16 = HeaderRun::Bf16Tensors::kAll;
         run.saved = seed % 3 != 0;

@@ -137,6 +137,7 @@ TEST(DevicePlan, GradientsBeginBesideALongScan) {
 
 // From the raw tensors: forward saves the states alone, 64 x 128 bf16 values a chunk, head and value block.
 TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "names Hopper's kernels";
   for (const char* rule : {"linear_attention", "retnet", "mamba2"}) {
     fw_desc desc = descriptor(rule);
     EXPECT_NE(plan_text(desc).find("scan: from the raw tensors"), std::string::npos) << plan_text(desc);
@@ -156,6 +157,7 @@ TEST(DevicePlan, RulesWithoutAnEraseNeedNoImages) {
 // Forward is one kernel where sequences and value heads fill the SMs, K and V are 128 and nothing asks for what it has
 // not: an H200 has 132.
 TEST(DevicePlan, ForwardIsOneKernelWhereHeadsFillTheDevice) {
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "names Hopper's kernels";
   const auto is_fused = [](const fw_desc& desc) {
     return plan_text(desc).find("kernels forward: fused/forward\n") != std::string::npos;
   };
@@ -193,6 +195,7 @@ TEST(DevicePlan, ForwardIsOneKernelWhereHeadsFillTheDevice) {
 
 // Rows of vectors of 8 channels take the kernels of the tile's own K.
 TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "names Hopper's kernels";
   const auto kernels = [](const char* rule, int K) {
     fw_desc desc = descriptor(rule);
     desc.K = K;
@@ -207,6 +210,7 @@ TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
 
 // Keys above 128: one decay a token or none, rows or sums of them; a decay a channel.
 TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "names Hopper's kernels";
   for (const auto& [rule, forward, backward] :
        {std::tuple{"gated_deltanet", "k256/prepare -> k256/forward\n",
                    "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
@@ -288,6 +292,7 @@ TEST(DevicePlan, SaysWhereValueHeadsShareKeys) {
 // What prepare leaves for the forward scan: A and P where its rows do for the rest, and of sums of rows only where a
 // sequence is not cut.
 TEST(DevicePlan, SaysWhatTheForwardScanTakes) {
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "names Hopper's kernels";
   const auto takes = [](const char* rule, int64_t segment, const char* name) {
     fw_desc desc = descriptor(rule);
     desc.segment = segment;
@@ -308,6 +313,7 @@ TEST(DevicePlan, SaysWhatTheForwardScanTakes) {
 // One long sequence alongside many short ones is cut as it is alone: what the short ones take does not grow with its
 // length.
 TEST(DevicePlan, ALongSequenceAmongShortOnesIsCut) {
+  if (!fw::testing::on_hopper()) GTEST_SKIP() << "names Hopper's kernels";
   constexpr int64_t kLong = 32768, kShort = 64, kCount = 64;
   std::vector<int64_t> offsets = {0};
   for (int64_t i = 0; i < kCount; ++i) offsets.push_back(offsets.back() + kShort);

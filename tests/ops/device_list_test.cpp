@@ -274,7 +274,8 @@ TEST_P(DeviceList, NormedLinear) {
 }
 
 // Two products at a time, of one width: rows of every kernel, and those that none takes together (other widths, no
-// packets, wide ones); the bits of each alone.
+// packets, wide ones); the bits of each alone. A library, which serves more than 32 rows where the device is not Hopper,
+// rounds a product before its bias is added: twice half a unit of bf16, 2^-8 each.
 TEST_P(DeviceList, LinearPair) {
   struct PairShape {
     int64_t rows, in, out, other_in, other_out, pad;
@@ -292,20 +293,23 @@ TEST_P(DeviceList, LinearPair) {
                              {65, 16, 24, 16, 24, 0}}) {
     SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out << ", " << s.other_in << " to "
                                       << s.other_out);
-    compare(GetParam(), [&](auto& run) {
-      using W = typename std::decay_t<decltype(run)>::W;
-      const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 1), other(run, s.other_out, s.other_in, 1);
-      auto x = run.matrix(s.rows, s.in, s.pad), z = run.matrix(s.rows, s.other_in, s.pad);
-      auto y = run.out(s.rows, s.out, s.pad), u = run.out(s.rows, s.other_out, s.pad),
-           alone = run.out(s.rows, s.other_out, s.pad);
-      Buffer<W> bias = run.parameters(s.other_out);
-      run.on.exec.linear_pair_forward({x.mat(), w.weight(), nullptr, y.mat()},
-                                      {z.mat(), other.weight(), bias.data(), u.mat()});
-      run.on.exec.linear_forward(z.mat(), other.weight(), bias.data(), alone.mat(), Write::kOverwrite);
-      run.keep("y", y);
-      run.keep("u", u);
-      EXPECT_EQ(u.values(), alone.values());
-    });
+    compare(
+        GetParam(),
+        [&](auto& run) {
+          using W = typename std::decay_t<decltype(run)>::W;
+          const Weights<std::decay_t<decltype(run)>> w(run, s.out, s.in, 1), other(run, s.other_out, s.other_in, 1);
+          auto x = run.matrix(s.rows, s.in, s.pad), z = run.matrix(s.rows, s.other_in, s.pad);
+          auto y = run.out(s.rows, s.out, s.pad), u = run.out(s.rows, s.other_out, s.pad),
+               alone = run.out(s.rows, s.other_out, s.pad);
+          Buffer<W> bias = run.parameters(s.other_out);
+          run.on.exec.linear_pair_forward({x.mat(), w.weight(), nullptr, y.mat()},
+                                          {z.mat(), other.weight(), bias.data(), u.mat()});
+          run.on.exec.linear_forward(z.mat(), other.weight(), bias.data(), alone.mat(), Write::kOverwrite);
+          run.keep("y", y);
+          run.keep("u", u);
+          EXPECT_EQ(u.values(), alone.values());
+        },
+        s.rows > 32 ? 8e-3 : kTolerance<Bf16>);
   }
 }
 
