@@ -274,7 +274,7 @@ TEST_P(DeviceList, NormedLinear) {
 }
 
 // Two products at a time, of one width: rows of every kernel, and those that none takes together (other widths, no
-// packets, wide ones); the bits of each alone. A library, which serves more than 32 rows where the device is not Hopper,
+// packets, wide ones); the bits of each alone. Where the device is not Hopper, a library serves more than 32 rows. It
 // rounds a product before its bias is added: twice half a unit of bf16, 2^-8 each.
 TEST_P(DeviceList, LinearPair) {
   struct PairShape {
