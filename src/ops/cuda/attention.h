@@ -22,9 +22,8 @@
 
 namespace fw::cuda {
 
-inline constexpr int kAttentionRows = 128;  // of a tile: queries, or keys in attention_backward_keys
-// Channels of a head, on Hopper and elsewhere, where a block has 99 KB of shared memory.
-inline constexpr int kAttentionMostDim = 256, kSm80AttentionMostDim = 128;
+inline constexpr int kAttentionRows = 128;     // of a tile: queries, or keys in attention_backward_keys
+inline constexpr int kAttentionMostDim = 256;  // channels of a head
 
 // The rows of one sequence that a block owns. Rows of tensors count over all sequences.
 struct AttentionTile {
