@@ -10,8 +10,8 @@
 //   attention_forward             o, and lse where it is asked for
 //   attention_backward_queries    delta_i = o_i . dO_i and dq
 //   attention_backward_keys       dk and dv from delta: after it on the stream
-// The two passes back compute the scores twice (7 products instead of 5; of heads above 128 channels three times, 8) so
-// that no sum is made by two blocks.
+// The two passes back compute the scores twice (7 products instead of 5; on Hopper, of heads above 128 channels, three
+// times, 8) so that no sum is made by two blocks.
 #pragma once
 
 #include <cstdint>

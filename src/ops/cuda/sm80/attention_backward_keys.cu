@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kWorkers, 1)
   grid_dependency_wait();
   const OwnTile<Shape::kRows> own(args, args.kv_heads);
   const AttentionTile& tile = own.tile;
-  if (tile.first >= tile.keys) return;
+  if (kPairs && tile.first >= tile.keys) return;
   const int worker = static_cast<int>(warp_index()) / 4, thread = static_cast<int>(thread_index());
   const float scale = args.scale * kLog2E;
   const Sight sight(tile, args.window);
@@ -74,9 +74,8 @@ __global__ void __launch_bounds__(kWorkers, 1)
 
   float sums[kPairs ? 1 : 2][kDim / 8][4] = {};
   float(&dv)[kDim / 8][4] = sums[0], (&dk)[kDim / 8][4] = sums[kPairs ? 0 : 1];
-  // Of keys (rows) and queries (columns).
-  const auto to_probabilities = [&](float(&s)[kQueries / 8][4], int i, int stage) {
-    const float* const lse = numbers + stage * 2 * kQueries + 2 * (lane_index() % 4);
+  // Of keys (rows) and queries (columns). lse: of this lane's first query, and delta kQueries numbers further.
+  const auto to_probabilities = [&](float(&s)[kQueries / 8][4], int i, const float* lse) {
     FW_UNROLL
     for (int n = 0; n < kQueries / 8; ++n) {
       const float2 of = *reinterpret_cast<const float2*>(lse + 8 * n);
@@ -91,11 +90,10 @@ __global__ void __launch_bounds__(kWorkers, 1)
     }
   };
   // dO V^T becomes dS.
-  const auto to_gradients = [&](const float(&p)[kQueries / 8][4], float(&dp)[kQueries / 8][4], int stage) {
-    const float* const delta = numbers + (stage * 2 + 1) * kQueries + 2 * (lane_index() % 4);
+  const auto to_gradients = [&](const float(&p)[kQueries / 8][4], float(&dp)[kQueries / 8][4], const float* lse) {
     FW_UNROLL
     for (int n = 0; n < kQueries / 8; ++n) {
-      const float2 of = *reinterpret_cast<const float2*>(delta + 8 * n);
+      const float2 of = *reinterpret_cast<const float2*>(lse + kQueries + 8 * n);
       FW_UNROLL
       for (int m = 0; m < 4; ++m) dp[n][m] = p[n][m] * (dp[n][m] - (m % 2 == 0 ? of.x : of.y));
     }
@@ -109,28 +107,29 @@ __global__ void __launch_bounds__(kWorkers, 1)
   // A block is computed while the next one is loaded.
   const auto compute = [&](int i, int stage) {
     float p[kQueries / 8][4], dp[kQueries / 8][4];
+    const float* const lse = numbers + stage * 2 * kQueries + 2 * (lane_index() % 4);
     if constexpr (kPairs) {
       char* const pair = shared + Shape::kPairs + warp_in_group() * Shape::kPair;
       float(&s)[kQueries / 8][4] = dp;
       multiply_transposed<kDim, kQueries>(s, held, base + static_cast<uint32_t>(has_k ? Shape::kQ : Shape::kGradient),
                                           stage * kQueries);
       if (has_k) {
-        to_probabilities(s, i, stage);
+        to_probabilities(s, i, lse);
         give(pair, s);  // what was given before has been taken: all have met since then
         pair_arrive();
       } else {
         pair_sync();
         take(pair, p);
-        to_gradients(p, s, stage);
+        to_gradients(p, s, lse);
       }
       add(sums[0], s, has_k ? Shape::kGradient : Shape::kQ, stage);
     } else {
       multiply_transposed<kDim, kQueries>(p, held, base + Shape::kQ, stage * kQueries);
       multiply_transposed<kDim, kQueries>(dp, SharedRows(base + static_cast<uint32_t>(v), 16 * warp_in_group()),
                                           base + Shape::kGradient, stage * kQueries);
-      to_probabilities(p, i, stage);
+      to_probabilities(p, i, lse);
       add(dv, p, Shape::kGradient, stage);
-      to_gradients(p, dp, stage);
+      to_gradients(p, dp, lse);
       add(dk, dp, Shape::kQ, stage);
     }
   };

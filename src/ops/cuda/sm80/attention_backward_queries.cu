@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kWorkers, 1)
   grid_dependency_wait();
   const OwnTile<Shape::kRows> own(args, args.heads);
   const AttentionTile& tile = own.tile;
-  if (tile.first >= tile.queries) return;
+  if (kPairs && tile.first >= tile.queries) return;
   const int worker = static_cast<int>(warp_index()) / 4, kv_head = own.head / (args.heads / args.kv_heads);
   const float scale = args.scale * kLog2E;
   const Sight sight(tile, args.window);

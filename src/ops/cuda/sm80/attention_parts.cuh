@@ -35,9 +35,10 @@ FW_DEVICE void copy_rows(const TokenArg& from, int head, int row, int valid, int
                          int count) {
   constexpr int kPackets = kDim / 8;
   const char* const base = static_cast<const char*>(from.data) + head * from.stride_h * 2;
+  const int thread = opaque(static_cast<int>(thread_index()));  // made here, not kept from a block to the next
   FW_UNROLL
   for (int begin = 0; begin < count * kPackets; begin += kWorkers) {
-    const int i = begin + static_cast<int>(thread_index()), r = i / kPackets, packet = i % kPackets;
+    const int i = begin + thread, r = i / kPackets, packet = i % kPackets;
     if (i >= count * kPackets) break;
     const bool there = r < valid && packet * 8 < dim;
     const int at = first + r;
