@@ -19,8 +19,8 @@ template <int kDim>
 struct KeyShape {
   static constexpr int kHalf = kHalfBytes<kDim>, kRows = kBackwardRows<kDim>, kMatrix = kRows / 64 * kHalf;
   static constexpr int kK = 0, kV = kMatrix, kQ = kPaired<kDim> ? kK : 2 * kMatrix, kGradient = kQ + kHalf,
-                       kNumbers = kGradient + kHalf, kPairs = kNumbers + 2 * 2 * kQueries * 4,
-                       kPair = kPairBytes<kQueries / 8>, kShared = kPairs + (kPaired<kDim> ? 4 * kPair : 0);
+                       kNumbers = kGradient + kHalf, kExchange = kNumbers + 2 * 2 * kQueries * 4,
+                       kOfPair = kPairBytes<kQueries / 8>, kShared = kExchange + (kPaired<kDim> ? 4 * kOfPair : 0);
   static_assert(kShared <= kSm80SharedBytes);
 };
 
@@ -109,17 +109,17 @@ __global__ void __launch_bounds__(kWorkers, 1)
     float p[kQueries / 8][4], dp[kQueries / 8][4];
     const float* const lse = numbers + stage * 2 * kQueries + 2 * (lane_index() % 4);
     if constexpr (kPairs) {
-      char* const pair = shared + Shape::kPairs + warp_in_group() * Shape::kPair;
+      char* const pair = shared + Shape::kExchange + warp_in_group() * Shape::kOfPair;
       float(&s)[kQueries / 8][4] = dp;
       multiply_transposed<kDim, kQueries>(s, held, base + static_cast<uint32_t>(has_k ? Shape::kQ : Shape::kGradient),
                                           stage * kQueries);
       if (has_k) {
         to_probabilities(s, i, lse);
-        give(pair, s);  // what was given before has been taken: all have met since then
+        give_lanes(pair, s);  // what was given before has been taken: all have met since then
         pair_arrive();
       } else {
         pair_sync();
-        take(pair, p);
+        take_lanes(pair, p);
         to_gradients(p, s, lse);
       }
       add(sums[0], s, has_k ? Shape::kGradient : Shape::kQ, stage);

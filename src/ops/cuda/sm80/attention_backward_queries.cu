@@ -18,8 +18,8 @@ template <int kDim>
 struct QueryShape {
   static constexpr int kHalf = kHalfBytes<kDim>, kRows = kBackwardRows<kDim>, kMatrix = kRows / 64 * kHalf;
   static constexpr int kQ = 0, kGradient = kMatrix, kK = kPaired<kDim> ? kQ : 2 * kMatrix, kV = kK + kHalf,
-                       kDelta = kV + kHalf, kPairs = kDelta + kRows * 4, kPair = kPairBytes<kKeys / 8>,
-                       kShared = kPairs + (kPaired<kDim> ? 4 * kPair : 0);
+                       kDelta = kV + kHalf, kExchange = kDelta + kRows * 4, kOfPair = kPairBytes<kKeys / 8>,
+                       kShared = kExchange + (kPaired<kDim> ? 4 * kOfPair : 0);
   static_assert(kShared <= kSm80SharedBytes);
 };
 
@@ -106,21 +106,21 @@ __global__ void __launch_bounds__(kWorkers, 1)
     float s[kKeys / 8][4];
     uint32_t left[kKeys / 16][4];
     if constexpr (kPairs) {
-      char* const pair = shared + Shape::kPairs + warp_in_group() * Shape::kPair;
+      char* const pair = shared + Shape::kExchange + warp_in_group() * Shape::kOfPair;
       multiply_transposed<kDim, kKeys>(s, held, base + static_cast<uint32_t>(has_q ? Shape::kK : Shape::kV),
                                        stage * kKeys);
       if (has_q) {
         to_probabilities(s);
-        give(pair, s);
+        give_lanes(pair, s);
         pair_sync();
         pair_sync();
-        take(pair, left);
+        take_lanes(pair, left);
       } else {
         float p[kKeys / 8][4];
         pair_sync();
-        take(pair, p);
+        take_lanes(pair, p);
         to_gradients(p, s, j, left);
-        give(pair, left);  // a lane over what it has taken
+        give_lanes(pair, left);  // a lane over what it has taken
         pair_sync();
       }
     } else {

@@ -152,13 +152,13 @@ struct alignas(16) Quad {
   T of[4];
 };
 template <class T, int kN>
-FW_DEVICE void give(char* memory, const T (&x)[kN][4]) {
+FW_DEVICE void give_lanes(char* memory, const T (&x)[kN][4]) {
   FW_UNROLL
   for (int n = 0; n < kN; ++n)
     reinterpret_cast<Quad<T>*>(memory)[n * 32 + static_cast<int>(lane_index())] = {x[n][0], x[n][1], x[n][2], x[n][3]};
 }
 template <class T, int kN>
-FW_DEVICE void take(const char* memory, T (&x)[kN][4]) {
+FW_DEVICE void take_lanes(const char* memory, T (&x)[kN][4]) {
   FW_UNROLL
   for (int n = 0; n < kN; ++n) {
     const Quad<T> quad = reinterpret_cast<const Quad<T>*>(memory)[n * 32 + static_cast<int>(lane_index())];
