@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(kWorkers, 1)
   // Block i of a head to a stage, and the number of it that the thread is to put there.
   const auto issue = [&](int head, int i, int stage) {
     const auto bring = [&](const TokenArg& from, int to) {
-      copy_rows<kDim>(from, head, tile.query + i * kQueries, tile.queries - i * kQueries, args.dim,
-                      base + static_cast<uint32_t>(to), stage * kQueries, kQueries);
+      copy_rows<kDim, kQueries>(from, head, tile.query + i * kQueries, tile.queries - i * kQueries, args.dim,
+                                base + static_cast<uint32_t>(to), stage * kQueries);
     };
     bring(args.q, Shape::kQ), bring(args.d_o, Shape::kGradient);
     cp_async_commit();
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kWorkers, 1)
     if (thread < 2 * kQueries) numbers[stage * 2 * kQueries + thread] = number;
   };
   const auto bring_rows = [&](const TokenArg& from, int to) {
-    copy_rows<kDim>(from, own.head, tile.key + tile.first, tile.keys - tile.first, args.dim,
-                    base + static_cast<uint32_t>(to), 0, Shape::kRows);
+    copy_rows<kDim, Shape::kRows>(from, own.head, tile.key + tile.first, tile.keys - tile.first, args.dim,
+                                  base + static_cast<uint32_t>(to), 0);
   };
   bring_rows(args.k, Shape::kK), bring_rows(args.v, Shape::kV);
   cp_async_commit();

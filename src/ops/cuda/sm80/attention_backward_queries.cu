@@ -42,15 +42,15 @@ __global__ void __launch_bounds__(kWorkers, 1)
   const int half = kPairs ? 0 : worker, rows = tile.first + 64 * half, query = tile.first + worker_row(half);
   const auto issue = [&](int j, int stage) {
     const auto bring = [&](const TokenArg& from, int to) {
-      copy_rows<kDim>(from, kv_head, tile.key + j * kKeys, sight.keys - j * kKeys, args.dim,
-                      base + static_cast<uint32_t>(to), stage * kKeys, kKeys);
+      copy_rows<kDim, kKeys>(from, kv_head, tile.key + j * kKeys, sight.keys - j * kKeys, args.dim,
+                             base + static_cast<uint32_t>(to), stage * kKeys);
     };
     bring(args.k, Shape::kK), bring(args.v, Shape::kV);
     cp_async_commit();
   };
   const auto bring_rows = [&](const TokenArg& from, int to) {
-    copy_rows<kDim>(from, own.head, tile.query + tile.first, tile.queries - tile.first, args.dim,
-                    base + static_cast<uint32_t>(to), 0, Shape::kRows);
+    copy_rows<kDim, Shape::kRows>(from, own.head, tile.query + tile.first, tile.queries - tile.first, args.dim,
+                                  base + static_cast<uint32_t>(to), 0);
   };
   bring_rows(args.q, Shape::kQ), bring_rows(args.d_o, Shape::kGradient);
   cp_async_commit();

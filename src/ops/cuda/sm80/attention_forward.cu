@@ -43,13 +43,13 @@ __global__ void __launch_bounds__(kWorkers, 1) sm80_attention_forward_kernel(con
     FW_UNROLL
     for (int i = 0; i < Shape::kTogether; ++i) {
       const int channel = (first + i) % kParts * kColumns;
-      copy_rows<kColumns>(from_channel(first + i < kParts ? args.k : args.v, channel), kv_head, tile.key + j * kKeys,
-                          sight.keys - j * kKeys, args.dim - channel, slot(stage, i), 0, kKeys);
+      copy_rows<kColumns, kKeys>(from_channel(first + i < kParts ? args.k : args.v, channel), kv_head,
+                                 tile.key + j * kKeys, sight.keys - j * kKeys, args.dim - channel, slot(stage, i), 0);
     }
     cp_async_commit();
   };
-  copy_rows<kDim>(args.q, own.head, tile.query + tile.first, tile.queries - tile.first, args.dim, base + Shape::kQ, 0,
-                  kAttentionRows);
+  copy_rows<kDim, kAttentionRows>(args.q, own.head, tile.query + tile.first, tile.queries - tile.first, args.dim,
+                                  base + Shape::kQ, 0);
   cp_async_commit();
   issue(blocks.last, 0, 0);
 

@@ -28,23 +28,24 @@ FW_DEVICE TokenArg from_channel(const TokenArg& all, int first) {
   return part;
 }
 
-// Rows row, row + 1, ... of a tensor's head to rows `first` ... of matrices [64, kDim] that lie one after the other:
-// `count` of them, of which those from `valid` on, and columns from dim on, become zeros. By all threads.
-template <int kDim>
-FW_DEVICE void copy_rows(const TokenArg& from, int head, int row, int valid, int dim, uint32_t to, int first,
-                         int count) {
-  constexpr int kPackets = kDim / 8;
+// kCount rows row, row + 1, ... of a tensor's head to rows `first` ... of matrices [64, kDim] that lie one after the
+// other. Those from `valid` on, and columns from dim on, become zeros. By all threads.
+template <int kDim, int kCount>
+FW_DEVICE void copy_rows(const TokenArg& from, int head, int row, int valid, int dim, uint32_t to, int first) {
+  constexpr unsigned kPackets = kDim / 8, kRows = kWorkers / kPackets;  // that are copied at a time
+  static_assert(kCount % kRows == 0);
   const char* const base = static_cast<const char*>(from.data) + head * from.stride_h * 2;
-  const int thread = opaque(static_cast<int>(thread_index()));  // made here, not kept from a block to the next
+  const auto thread = static_cast<unsigned>(opaque(static_cast<int>(thread_index())));  // not kept for the next block
+  const unsigned packet = thread % kPackets, own = thread / kPackets;
+  const int own_valid = static_cast<int>(packet * 8) < dim ? valid - static_cast<int>(own) : 0;
+  const char* source = base + ((row + static_cast<int64_t>(own)) * from.stride_t + packet * 8) * 2;
   FW_UNROLL
-  for (int begin = 0; begin < count * kPackets; begin += kWorkers) {
-    const int i = begin + thread, r = i / kPackets, packet = i % kPackets;
-    if (i >= count * kPackets) break;
-    const bool there = r < valid && packet * 8 < dim;
-    const int at = first + r;
-    const char* const source = base + (static_cast<int64_t>(row + r) * from.stride_t + packet * 8) * 2;
-    cp_async_16(to + static_cast<uint32_t>(at / 64 * kHalfBytes<kDim>) + atom_offset(at % 64, packet),
+  for (unsigned r = 0; r < kCount; r += kRows) {
+    const bool there = static_cast<int>(r) < own_valid;
+    const unsigned at = static_cast<unsigned>(first) + own + r;
+    cp_async_16(to + at / 64 * kHalfBytes<kDim> + atom_offset(static_cast<int>(at % 64), static_cast<int>(packet)),
                 there ? source : base, there);
+    source += from.stride_t * (2 * kRows);
   }
 }
 
