@@ -10,8 +10,8 @@
 //   attention_forward             o, and lse where it is asked for
 //   attention_backward_queries    delta_i = o_i . dO_i and dq
 //   attention_backward_keys       dk and dv from delta: after it on the stream
-// The two passes back compute the scores twice (7 products instead of 5; of heads above 128 channels three times, 8) so
-// that no sum is made by two blocks.
+// The two passes back compute the scores twice (7 products instead of 5; on Hopper, of heads above 128 channels, three
+// times, 8) so that no sum is made by two blocks.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,8 @@
 
 namespace fw::cuda {
 
-inline constexpr int kAttentionRows = 128;  // of a tile: queries, or keys in attention_backward_keys
-// Channels of a head, on Hopper and elsewhere, where a block has 99 KB of shared memory.
-inline constexpr int kAttentionMostDim = 256, kSm80AttentionMostDim = 128;
+inline constexpr int kAttentionRows = 128;     // of a tile: queries, or keys in attention_backward_keys
+inline constexpr int kAttentionMostDim = 256;  // channels of a head
 
 // The rows of one sequence that a block owns. Rows of tensors count over all sequences.
 struct AttentionTile {

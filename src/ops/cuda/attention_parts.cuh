@@ -48,22 +48,23 @@ struct Sight {
 
 // ---- Blocks ------------------------------------------------------------------------------------------------------------------
 
-// The blocks of keys that a tile's queries see.
-template <int kKeys>
+// The blocks of keys that the first kRows queries of a tile see.
+template <int kKeys, int kRows = kAttentionRows>
 struct KeyBlocks {
   int first, last;
   FW_DEVICE KeyBlocks(const AttentionArgs& args, const AttentionTile& tile) {
     const Sight sight(tile, args.window);
-    first = sight.first_key(tile.first) / kKeys, last = (sight.end_key(tile.first, kAttentionRows) - 1) / kKeys;
+    first = sight.first_key(tile.first) / kKeys, last = (sight.end_key(tile.first, kRows) - 1) / kKeys;
   }
 };
 
-// body(head of q, block of kQueries queries) of a tile of keys of a key head: the order in which sums are made.
-template <int kQueries, class Body>
+// body(head of q, block of kQueries queries) of the first kRows keys of a tile and a key head: the order in which sums
+// are made.
+template <int kQueries, int kRows = kAttentionRows, class Body>
 FW_DEVICE void for_query_blocks(const AttentionArgs& args, const AttentionTile& tile, int kv_head, const Body& body) {
   const Sight sight(tile, args.window);
   const int first = sight.first_query(tile.first) / kQueries,
-            end = (sight.end_query(tile.first, kAttentionRows) + kQueries - 1) / kQueries;
+            end = (sight.end_query(tile.first, kRows) + kQueries - 1) / kQueries;
   const int group = args.heads / args.kv_heads;
   FW_NO_UNROLL
   for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -205,6 +206,14 @@ FW_DEVICE void leave(const float (&d)[kDim / 2], const TokenArg& to, int head, i
     if (r < valid && piece * 8 < dim)
       *reinterpret_cast<uint4*>(base + (static_cast<int64_t>(r) * to.stride_t + piece * 8) * 2) = x;
   }
+}
+
+// Calls f<kDim>() with the columns of a tile for heads of so many channels.
+template <class F>
+void for_dim(int dim, const F& f) {
+  if (dim <= 64) return f.template operator()<64>();
+  if (dim <= 128) return f.template operator()<128>();
+  f.template operator()<256>();
 }
 
 }  // namespace fw::cuda

@@ -41,9 +41,8 @@ std::vector<AttentionTile> attention_tiles(std::span<const AttentionSequence> se
 }
 
 void check_attention(const AttentionArgs& args) {
-  const int most = current_arch() == Arch::kSm90 ? kAttentionMostDim : kSm80AttentionMostDim;
-  if (args.dim < 8 || args.dim > most || args.dim % 8 != 0)
-    fail_internal("attention: head dim: expected a multiple of 8 up to {}, got {}", most, args.dim);
+  if (args.dim < 8 || args.dim > kAttentionMostDim || args.dim % 8 != 0)
+    fail_internal("attention: head dim: expected a multiple of 8 up to {}, got {}", kAttentionMostDim, args.dim);
   if (args.kv_heads < 1 || args.heads % args.kv_heads != 0) {
     fail_internal("attention: heads: expected a multiple of the key heads, got {} and {}", args.heads, args.kv_heads);
   }

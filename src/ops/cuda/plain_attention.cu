@@ -181,12 +181,6 @@ Dim3 each_lse(int64_t rows, int64_t heads) {
   return {static_cast<unsigned>((rows * heads + kRowThreads - 1) / kRowThreads)};
 }
 
-template <class T, class... Mats>
-bool by_tiles(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
-  return takes_attention_tiles<T>(shape, past, matrices...) &&
-         (current_arch() == Arch::kSm90 || shape.dim <= kSm80AttentionMostDim);
-}
-
 const AttentionTile* upload_tiles(const AttentionShape& shape, const PassLayout& layout, bool of_keys, bool with_past,
                                   Arena& arena, void* stream, int32_t& count) {
   std::vector<AttentionSequence> sequences;
@@ -278,11 +272,11 @@ void attention_forward(const Exec<T>& exec, Mat<const T> q, Mat<const T> k, Mat<
   const KeysBefore before(layout, shape.window);
   if (layout.host_positions != nullptr && !before.any) past_k = past_v = {};
   if constexpr (std::is_same_v<T, Bf16>) {
-    if (past_k && layout.host_positions != nullptr && by_tiles<T>(shape, Pages<T>(), q, k, v, o) && aligned(past_k) &&
-        aligned(past_v))
+    if (past_k && layout.host_positions != nullptr && takes_attention_tiles<T>(shape, Pages<T>(), q, k, v, o) &&
+        aligned(past_k) && aligned(past_v))
       return forward_with_past(exec, q, k, v, shape, layout, before, past_k, past_v, o, lse);
   }
-  if (by_tiles<T>(shape, past_k, q, k, v, o)) {
+  if (takes_attention_tiles<T>(shape, past_k, q, k, v, o)) {
     const Arena::Mark mark = exec.arena.mark();
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);
     args.tiles = upload_tiles(shape, layout, false, false, exec.arena, stream, args.tile_count);
@@ -309,7 +303,7 @@ void attention_backward(const Exec<T>& exec, Mat<const T> d_o, Mat<const T> q, M
   void* stream = exec.device.stream();
   const Arena::Mark mark = exec.arena.mark();
   float* delta = attention_rows(exec.arena, shape, q.rows);
-  const bool tiles = by_tiles<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv),
+  const bool tiles = takes_attention_tiles<T>(shape, past_k, d_o, q, k, v, o, dq, dk, dv),
              inside = tiles && rotates_whole_heads(shape);
   if (tiles) {
     AttentionArgs args = attention_args<T>(q, k, v, o, shape, exec.arena);

@@ -222,8 +222,8 @@ struct RouteScratch {
   }
 };
 
-// Attention by tiles (attention.h) takes bf16 rows at multiples of 16 bytes, heads of up to 256 channels (on Hopper),
-// and no keys of earlier passes.
+// Attention by tiles (attention.h) takes bf16 rows at multiples of 16 bytes, heads of up to 256 channels, and
+// no keys of earlier passes.
 template <class T, class... Mats>
 bool takes_attention_tiles(const AttentionShape& shape, const Pages<T>& past, Mats... matrices) {
   if (sizeof(T) != 2 || past || shape.dim % 8 != 0 || shape.dim > 256 || shape.window > INT32_MAX) return false;

@@ -1,8 +1,10 @@
 // Attention forward without Hopper's instructions. A block has a tile of 128 queries of one head, 16 a warp, whose
-// fragments stay in registers. It walks over blocks of 64 keys from the last that any of them sees to the first: S = Q
-// K^T, softmax, O += P V.
+// fragments stay in registers up to 128 channels. It walks over blocks of 64 keys from the last that any of them sees
+// to the first: S = Q K^T, softmax, O += P V.
 //
-//   shared memory   Q [2][64, D], where O leaves through; K [2 stages][64, D], V [2 stages][64, D]
+// Matrices [64 keys, P] come two at a time, K and V of a block; of 256 channels one at a time, two of K and two of V.
+//
+//   shared memory   Q [2][64, D], where O leaves through; two stages of such matrices
 #include "ops/cuda/sm80/attention_parts.cuh"
 
 namespace fw::cuda {
@@ -12,66 +14,72 @@ constexpr int kKeys = 64;  // of a block
 
 template <int kDim>
 struct ForwardShape {
-  static constexpr int kHalf = kHalfBytes<kDim>;
-  static constexpr int kQ = 0, kK = 2 * kHalf, kV = kK + 2 * kHalf, kShared = kV + 2 * kHalf;
+  static constexpr int kHalf = kHalfBytes<kDim>, kMatrix = kHalfBytes<kPart<kDim>>;
+  // Matrices of a block of keys, first those of K, and how many come at a time.
+  static constexpr int kParts = kDim / kPart<kDim>, kMatrices = 2 * kParts, kTogether = kParts == 1 ? 2 : 1;
+  static constexpr int kQ = 0, kRing = 2 * kHalf, kShared = kRing + 2 * kTogether * kMatrix;
   static_assert(kShared <= kSm80SharedBytes);
 };
 
 template <int kDim>
 __global__ void __launch_bounds__(kWorkers, 1) sm80_attention_forward_kernel(const AttentionArgs args) {
   using Shape = ForwardShape<kDim>;
+  constexpr int kColumns = kPart<kDim>, kParts = Shape::kParts;
   char* const shared = shared_memory();
   const uint32_t base = shared_address(shared);
   grid_dependency_wait();
-  const OwnTile own(args, args.heads);
+  const OwnTile<kAttentionRows> own(args, args.heads);
   const AttentionTile& tile = own.tile;
   const int worker = static_cast<int>(warp_index()) / 4, kv_head = own.head / (args.heads / args.kv_heads);
   const float scale = args.scale * kLog2E;
   const Sight sight(tile, args.window);
   const KeyBlocks<kKeys> blocks(args, tile);
   const int rows = tile.first + 64 * worker, query = tile.first + worker_row(worker);
-  const auto issue = [&](int j, int stage) {
-    const auto bring = [&](const TokenArg& from, int to) {
-      copy_rows<kDim>(from, kv_head, tile.key + j * kKeys, sight.keys - j * kKeys, args.dim,
-                      base + static_cast<uint32_t>(to + stage * Shape::kHalf), 0, kKeys);
-    };
-    bring(args.k, Shape::kK), bring(args.v, Shape::kV);
+  const auto slot = [&](int stage, int i) {
+    return base + static_cast<uint32_t>(Shape::kRing + (stage * Shape::kTogether + i) * Shape::kMatrix);
+  };
+  // Matrix `first` of block j and those that come with it.
+  const auto issue = [&](int j, int first, int stage) {
+    FW_UNROLL
+    for (int i = 0; i < Shape::kTogether; ++i) {
+      const int channel = (first + i) % kParts * kColumns;
+      copy_rows<kColumns, kKeys>(from_channel(first + i < kParts ? args.k : args.v, channel), kv_head,
+                                 tile.key + j * kKeys, sight.keys - j * kKeys, args.dim - channel, slot(stage, i), 0);
+    }
     cp_async_commit();
   };
-  copy_rows<kDim>(args.q, own.head, tile.query + tile.first, tile.queries - tile.first, args.dim, base + Shape::kQ, 0,
-                  kAttentionRows);
+  copy_rows<kDim, kAttentionRows>(args.q, own.head, tile.query + tile.first, tile.queries - tile.first, args.dim,
+                                  base + Shape::kQ, 0);
   cp_async_commit();
-  issue(blocks.last, 0);
+  issue(blocks.last, 0, 0);
 
   cp_async_wait<1>();
   sync_threads();
-  uint32_t q[kDim / 16][4];
-  FW_UNROLL
-  for (int k = 0; k < kDim / 16; ++k) {
-    ldmatrix_x4(
-        q[k], a_fragment(base + static_cast<uint32_t>(Shape::kQ + worker * Shape::kHalf), 16 * warp_in_group(), 2 * k));
-  }
+  const std::conditional_t<kParts == 1, HeldRows<kDim / 16>, SharedRows> q(
+      base + static_cast<uint32_t>(Shape::kQ + worker * Shape::kHalf), 16 * warp_in_group());
   float o[kDim / 8][4] = {};
   Softmax softmax;
   int stage = 0;
   FW_NO_UNROLL
-  for (int j = blocks.last; j >= blocks.first; --j, stage ^= 1) {
-    cp_async_wait<0>();
-    sync_threads();  // all have read the block before, which the next one overwrites
-    if (j > blocks.first) issue(j - 1, stage ^ 1);
-    const uint32_t keys = base + static_cast<uint32_t>(Shape::kK + stage * Shape::kHalf),
-                   values = base + static_cast<uint32_t>(Shape::kV + stage * Shape::kHalf);
+  for (int j = blocks.last; j >= blocks.first; --j) {
+    // Matrix i of the block. Those that come next begin to.
+    const auto matrix = [&](int i) {
+      if (i % Shape::kTogether == 0) {
+        cp_async_wait<0>();
+        sync_threads();  // all have read the matrices before, which the next ones overwrite
+        const int next = i + Shape::kTogether;
+        if (next < Shape::kMatrices) {
+          issue(j, next, stage ^ 1);
+        } else if (j > blocks.first) {
+          issue(j - 1, 0, stage ^ 1);
+        }
+        stage ^= 1;
+      }
+      return slot(stage ^ 1, i % Shape::kTogether);
+    };
     float s[kKeys / 8][4] = {}, factor[2];
     FW_UNROLL
-    for (int k = 0; k < kDim / 16; ++k) {
-      FW_UNROLL
-      for (int n = 0; n < kKeys / 16; ++n) {
-        uint32_t right[4];
-        ldmatrix_x4(right, b_fragment(keys, 16 * n, 2 * k));
-        mma_bf16(s[2 * n], q[k], right[0], right[1]);
-        mma_bf16(s[2 * n + 1], q[k], right[2], right[3]);
-      }
-    }
+    for (int part = 0; part < kParts; ++part) add_transposed<kColumns, kKeys>(s, q, part * kColumns, matrix(part), 0);
     float(&scores)[kKeys / 2] = in_one(s);
     if (!sight.sees_all(rows, 64, j * kKeys, kKeys)) {
       FW_UNROLL
@@ -87,7 +95,9 @@ __global__ void __launch_bounds__(kWorkers, 1) sm80_attention_forward_kernel(con
       FW_UNROLL
       for (int i = 0; i < 4; ++i) o[n][i] *= factor[i / 2];
     }
-    add_product<kDim, kKeys>(o, p, values, 0);
+    FW_UNROLL
+    for (int part = 0; part < kParts; ++part)
+      add_product<kColumns, kKeys>(part_of<kColumns>(o, part), p, matrix(kParts + part), 0);
   }
   softmax.finish();
   const float inverse[2] = {1.0f / softmax.sum[0], 1.0f / softmax.sum[1]};
@@ -110,14 +120,14 @@ __global__ void __launch_bounds__(kWorkers, 1) sm80_attention_forward_kernel(con
 
 template <int kDim>
 void launch_forward(const AttentionArgs& args, void* stream) {
-  launch_overlapped(sm80_attention_forward_kernel<kDim>, each_tile(args, args.heads), kWorkers,
+  launch_overlapped(sm80_attention_forward_kernel<kDim>, each_tile<kAttentionRows>(args, args.heads), kWorkers,
                     ForwardShape<kDim>::kShared, stream, args);
 }
 
 }  // namespace
 
 void sm80::attention_forward(const AttentionArgs& args, void* stream) {
-  for_sm80_dim(args.dim, [&]<int kDim>() { launch_forward<kDim>(args, stream); });
+  for_dim(args.dim, [&]<int kDim>() { launch_forward<kDim>(args, stream); });
 }
 
 }  // namespace fw::cuda

@@ -98,14 +98,6 @@ inline Dim3 attention_grid(const AttentionArgs& args, int heads) {
   return {static_cast<unsigned>(std::min<int64_t>(static_cast<int64_t>(args.tile_count) * heads, args.sm_count)), 1, 1};
 }
 
-// Calls f<kDim>() with the columns of a tile for heads of so many channels.
-template <class F>
-void for_dim(int dim, const F& f) {
-  if (dim <= 64) return f.template operator()<64>();
-  if (dim <= 128) return f.template operator()<128>();
-  f.template operator()<256>();
-}
-
 // What a kernel's tiles come through.
 inline void map_or_fail(const char* what, const TokenArg& a, int64_t rows, int64_t heads, int64_t dim, TensorMap& map) {
   if (!make_tensor_map(a, 1, rows, heads, dim, map)) {
