@@ -1,9 +1,11 @@
-// Keys of 129 to 256 channels in the chunk form (scan/cuda/wide): against the reference in double, at every kind of row
-// and length, and the properties that the other kernels have.
+// Keys of 129 to 256 channels in the chunk form (scan/cuda/sm90/k256, sm80): against the reference in double, at every
+// kind of row and length, and the properties that the other kernels have.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "cuda/device_runs.h"
@@ -185,7 +187,7 @@ TEST(K256Keys, AreTheSameAgainAloneOrPacked) {
     if (parse_rule(rule).decay != Decay::kChannel) {  // there other rows are other kernels', and so are some bits
       run.row_padding = 5;                            // rows that threads copy
       EXPECT_TRUE(close(header_forward(problem, run), out, 0)) << rule;
-      EXPECT_TRUE(close(header_backward(problem, run), grads, 0)) << rule;
+      if (on_hopper()) EXPECT_TRUE(close(header_backward(problem, run), grads, 0)) << rule;
       run.row_padding = 0;
     }
     const auto v_row = static_cast<std::ptrdiff_t>(problem.shape.HV * problem.shape.V);
@@ -247,6 +249,22 @@ TEST(K256Keys, CheckpointsAreWhereAForwardGoesOn) {
   }
 }
 
+// One value block of a head to eight.
+TEST(K256Keys, EveryValueDimension) {
+  for (const auto& [K, V] : {std::pair{256, 64}, {192, 128}, {160, 512}, {256, 512}}) {
+    ProblemOptions options;
+    options.sequences = SeqLayout({0, 65, 130});
+    options.H = 1, options.HV = 2;
+    options.K = K, options.V = V;
+    options.initial_state = true;
+    options.seed = static_cast<uint64_t>(K + V) + 3640;
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    for (const char* rule : {"gated_deltanet", "deltanet"})
+      expect_k256(of_bf16_numbers(random_problem(parse_rule(rule), options)), run);
+  }
+}
+
 // So many blocks that two value blocks share one, with two, one and a part of them in the last.
 TEST(K256Keys, ManyBlocks) {
   for (const int64_t V : {192, 72}) {
@@ -269,9 +287,14 @@ TEST(K256Keys, ManyBlocks) {
 
 // What the chunk form does not have of such keys it says before anything runs, and takes one token at a time by itself.
 TEST(K256Keys, OtherRulesSayWhatIsExpected) {
-  for (const char* rule : {"kda_neg", "gated_deltanet_neg", "precond_gated_deltanet", "precond_kda",
-                           "decay=scalar gain=gate gain_bound=2 read=corrected q_norm=l2 k_norm=l2",
-                           "decay=scalar gain=gate erase=channel k_norm=l2"}) {
+  std::vector<const char*> rules = {"kda_neg",
+                                    "gated_deltanet_neg",
+                                    "precond_gated_deltanet",
+                                    "precond_kda",
+                                    "decay=scalar gain=gate gain_bound=2 read=corrected q_norm=l2 k_norm=l2",
+                                    "decay=scalar gain=gate erase=channel k_norm=l2"};
+  if (!on_hopper()) rules.push_back("kda");
+  for (const char* rule : rules) {
     ProblemOptions options;
     options.sequences = SeqLayout::uniform(1, 70);
     options.K = 256;

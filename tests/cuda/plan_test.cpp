@@ -212,15 +212,15 @@ TEST(DevicePlan, KeysBetweenTheTilesAreCopied) {
 TEST(DevicePlan, WideKeysHaveKernelsOfTheirOwn) {
   if (!fw::testing::on_hopper()) GTEST_SKIP() << "names Hopper's kernels";
   for (const auto& [rule, forward, backward] :
-       {std::tuple{"gated_deltanet", "k256/prepare -> k256/forward\n",
+       {std::tuple{"gated_deltanet", "prepare/k256 -> k256/forward\n",
                    "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
-        {"mamba2", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
-        {"comba", "erase_over_decay -> k256/prepare (sums) -> k256/forward (sums)\n",
+        {"mamba2", "prepare/k256 -> k256/forward\n", "k256/reverse -> k256/gradients (split K) -> k256/join\n"},
+        {"comba", "erase_over_decay -> prepare/k256 (sums) -> k256/forward (sums)\n",
          "erase_over_decay -> k256/reverse (sums) -> k256/gradients_sums (split K) -> k256/join -> "
          "erase_over_decay\n"},
-        {"qdelta", "k256/prepare (sums) -> k256/forward (sums)\n",
+        {"qdelta", "prepare/k256 (sums) -> k256/forward (sums)\n",
          "k256/reverse (sums) -> k256/gradients_sums (split K) -> k256/join\n"},
-        {"kaczmarz", "k256/prepare -> k256/forward\n", "k256/reverse -> k256/gradients_gains (split K) -> k256/join\n"},
+        {"kaczmarz", "prepare/k256 -> k256/forward\n", "k256/reverse -> k256/gradients_gains (split K) -> k256/join\n"},
         {"kda", "k256/prepare_keys -> k256/forward (keys)\n",
          "k256/reverse (keys) -> k256/gradients_keys (split K) -> k256/join\n"}}) {
     for (const int K : {129, 256}) {

@@ -148,7 +148,8 @@ TEST(Small, HeadsThatShareKeys) {
 
 #ifdef FW_CUDA_EMULATION
 // The kernels of sm80/, each form of the scans once: of raw rows, of sums of them, of a preconditioner's rows, without
-// an erase, and of rows that cannot be copied. With a decay a channel: any gates, a preconditioner, two rows a token,
+// an erase, and of rows that cannot be copied. With K above 128: rows, sums, no erase, other gains, rows of any kind.
+// With a decay a channel: any gates, a preconditioner, two rows a token,
 // and decays that are bounded. With steps above 1: raw rows, streams, and rows that cannot be copied.
 TEST(Small, KernelsOfOlderGpus) {
   struct Case {
@@ -164,6 +165,11 @@ TEST(Small, KernelsOfOlderGpus) {
                         Case{"precond_deltanet", "(raw rows)", "(tiles) -> sm80/gradients", 128, 64, 1, true},
                         Case{"mamba2", "(additive)", "(tiles) -> sm80/gradients", 64, 100, 1, true},
                         Case{"deltanet", "(tiles)", "(rows) -> sm80/gradients", 62, 64, 1, false},
+                        Case{"gated_deltanet", "(K 256)", "(K 256) -> sm80/gradients (split K)", 256, 64, 2, true},
+                        Case{"qdelta", "(K 256, sums)", "(K 256, sums) -> sm80/gradients (split K)", 160, 40, 1, true},
+                        Case{"mamba2", "(K 256)", "(K 256) -> sm80/gradients (split K)", 192, 64, 2, true},
+                        Case{"kaczmarz", "(K 256)", "(K 256) -> sm80/gradients (split K)", 256, 72, 1, true},
+                        Case{"deltanet", "(K 256)", "(K 256) -> sm80/gradients (split K)", 150, 33, 1, false},
                         Case{"kda", "(split tiles)", "(keys) -> sm80/gradients_channel", 128, 100, 2, true},
                         Case{"kda", "(split tiles)", "(keys) -> sm80/gradients_channel", 64, 64, 1, true, true},
                         Case{"gated_deltanet2", "(split tiles)", "(keys) -> sm80/gradients_channel", 64, 40, 2, true},

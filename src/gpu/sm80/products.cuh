@@ -20,13 +20,13 @@ FW_DEVICE void clear_sums(float (&d)[kN]) {
   for (int i = 0; i < kN; ++i) d[i] = 0;
 }
 
-// d [64, 64] += a [64, kSteps 16] times the transpose of the SW128 tiles of b [64, kSteps 16].
-template <int kSteps>
-FW_DEVICE void mma_rows(float (&d)[32], const uint32_t (&a)[kSteps][4], uint32_t b) {
+// d [64, 2 kN] += a [64, kSteps 16] times the transpose of the SW128 tiles of b [2 kN, kSteps 16].
+template <int kN, int kSteps>
+FW_DEVICE void mma_rows(float (&d)[kN], const uint32_t (&a)[kSteps][4], uint32_t b) {
   FW_UNROLL
   for (int k = 0; k < kSteps; ++k) {
     FW_UNROLL
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < kN / 8; ++n) {
       uint32_t right[4];
       ldmatrix_x4(right, b_fragment(b, 16 * n, 2 * k));
       mma_bf16(columns_of(d, 2 * n), a[k], right[0], right[1]);
@@ -85,15 +85,16 @@ FW_DEVICE void mma_tiles(float (&d)[kColumns / 2], uint32_t left, uint32_t right
   }
 }
 
-// d [64, 2 kN] += a [64, 64 tokens] times the SW128 tiles of b [64 tokens, 2 kN].
+// d [64, 2 kN] += a [64, 64 tokens] times the SW128 tiles of b [64 tokens, 2 kN]; first: of b's columns, a multiple of
+// 16.
 template <int kN>
-FW_DEVICE void mma_outer(float (&d)[kN], const uint32_t (&a)[4][4], uint32_t b) {
+FW_DEVICE void mma_outer(float (&d)[kN], const uint32_t (&a)[4][4], uint32_t b, int first = 0) {
   FW_UNROLL
   for (int k = 0; k < 4; ++k) {
     FW_UNROLL
     for (int n = 0; n < kN / 8; ++n) {
       uint32_t right[4];
-      ldmatrix_x4_trans(right, b_fragment_trans(b, 16 * k, 2 * n));
+      ldmatrix_x4_trans(right, b_fragment_trans(b, 16 * k, first / 8 + 2 * n));
       mma_bf16(columns_of(d, 2 * n), a[k], right[0], right[1]);
       mma_bf16(columns_of(d, 2 * n + 1), a[k], right[2], right[3]);
     }

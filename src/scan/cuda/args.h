@@ -44,6 +44,11 @@ struct SlotArg {
   int32_t clears = 0;              // o of skipped sequences is zero
 };
 
+FW_HOST_DEVICE inline StateArg from_channel(StateArg a, int first) {
+  if (a.data != nullptr) a.data = static_cast<char*>(a.data) + first * a.stride_k * (a.bf16 != 0 ? 2 : 4);
+  return a;
+}
+
 // Sequences of the call. Packed: device tables of N + 1 entries (offsets: tokens before sequence n; chunk_base: chunks
 // before it). Else N sequences of T tokens each.
 struct SequenceArg {

@@ -116,6 +116,14 @@ bool ring_heads(const CallTraits& t) {
 }
 bool token_step(const CallTraits& t) { return few_tokens(t.packed, t.T, t.token_slots, t.starts); }
 
+// Whether halves of the channels have anything to add up (K256JoinArgs, kernels.h): slopes of norms, or gradients of
+// one scalar per token.
+bool joins_split_k(const CallTraits& t) {
+  const auto specs = token_specs(t.rule);
+  return k256(t) && (t.rule.q_norm != Norm::kRaw || t.rule.k_norm != Norm::kRaw || t.rule.gain_uses_key_norm() ||
+                     std::any_of(specs.begin(), specs.end(), [](const auto& s) { return s.used && s.one(); }));
+}
+
 [[noreturn]] void no_kernel(const char* phase, const CallTraits& t) {
   fail_internal("{}: expected a kernel of kernels.def that takes the call, got {}", phase, to_string(t));
 }
@@ -298,7 +306,7 @@ Pipeline plan_backward(const CallTraits& traits, const Plan& plan, const DeviceP
     p.add(StageKind::kReverse);
     p.sums_heads = device.backward.head_sums.bytes > 0 && gradients_sum_heads(t);
     p.add(StageKind::kGradients);
-    if (k256(t)) p.add(StageKind::kK256Join);
+    if (joins_split_k(t)) p.add(StageKind::kK256Join);
   } else {
     p.add(StageKind::kTokenBackward);
   }

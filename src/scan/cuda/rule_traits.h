@@ -117,7 +117,7 @@ constexpr bool fused_forward_rule(const Rule& rule) {
 
 // Those whose keys may have 129 to 256 channels in the chunk form (sm90/k256/), with gains up to 1 and no
 // preconditioner. One decay a token or none: nothing erased, or rows of k times any gain, or (k256_sums()) sums of q
-// and k and gates of one value a head. A decay a channel: any erase but along a vector of its own.
+// and k and gates of one value a head. A decay a channel (Hopper alone): any erase but along a vector of its own.
 constexpr bool k256_sums(const Rule& rule) {
   return rule.is_delta() && rule.decay != Decay::kChannel && linear_streams(rule) &&
          (mixed_streams(rule) ? sums_of_rows(rule) : row_multiples(rule)) &&

@@ -146,7 +146,8 @@ std::vector<std::string> launched(const std::vector<const void*>& kernels) {
   return names;
 }
 
-// "a (what of it) -> b" as names: without what stands in parentheses, precond/... as one, k256's parts as their files'.
+// "a (what of it) -> b" as names: without what stands in parentheses, precond/... as one, k256's gradients as those of
+// half of the channels.
 std::vector<std::string> names_of(std::string_view text) {
   std::vector<std::string> names;
   while (!text.empty()) {
@@ -155,7 +156,8 @@ std::vector<std::string> names_of(std::string_view text) {
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 4);
     if (const size_t open = name.find(" ("); open != std::string::npos) name.resize(open);
     if (name.starts_with("precond/") || name == "token/precond_tokens") name = "precond";
-    if (name.starts_with("k256/gradients")) name = "k256/gradients";
+    if (name.starts_with("k256/gradients"))
+      name = name == "k256/gradients_keys" ? "gradients/channel" : "gradients/scalar";
     add(names, name);
   }
   return names;
@@ -243,17 +245,22 @@ TEST(Launches, ArePlannedForOlderGpus) {
   const cuda::emulation::Gpu before = cuda::emulation::gpu;
   cuda::emulation::gpu.major = 8;
   uint64_t seed = 320;
-  for (const char* name :
-       {"gated_deltanet", "qdelta", "comba", "retnet", "precond_gated_deltanet", "kda", "gated_deltanet2", "gla",
-        "precond_kda", "precond_gla", "hgrn2", "dplr", "deltanet_neg", "gated_deltanet_neg", "kda_neg"}) {
+  const auto expect_rule = [&](const char* name, int64_t K) {
     const Rule& rule = preset(name).rule;
     ProblemOptions options;
     options.sequences = SeqLayout({0, 70, 71});
     options.H = 1, options.HV = seed % 2 == 0 && !rule.general_erase() ? 2 : 1;
-    options.K = name == std::string("gla") ? 160 : 64, options.V = 64;
+    options.K = K, options.V = 64;
     options.seed = ++seed;
     expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, FW_FORM_CHUNK));
-  }
+  };
+  for (const char* name :
+       {"gated_deltanet", "qdelta", "comba", "retnet", "precond_gated_deltanet", "kda", "gated_deltanet2",
+        "precond_kda", "precond_gla", "hgrn2", "dplr", "deltanet_neg", "gated_deltanet_neg", "kda_neg"})
+    expect_rule(name, 64);
+  for (const char* name :
+       {"gated_deltanet", "deltanet", "qdelta", "comba", "retnet", "mamba2", "kaczmarz", "kda", "gla"})
+    expect_rule(name, 160);
   cuda::emulation::gpu = before;
 }
 
@@ -268,7 +275,9 @@ TEST(Launches, ArePlannedForWideKeys) {
     options.V = 64;
     options.initial_state = seed % 3 != 1;
     options.seed = seed;
-    expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, FW_FORM_AUTO));
+    HeaderRun run = run_of(seed, FW_FORM_AUTO);
+    run.bf16_operands = true;
+    expect_planned(of_bf16_numbers(random_problem(rule, options)), run);
   }
 }
 
@@ -295,8 +304,9 @@ TEST(Launches, ArePlannedForRandomRules) {
     options.seed = seed;
     SCOPED_TRACE(fmt::format("seed {}", seed));
     // Above K 128 not every rule has the chunk form.
-    const fw_form any = form == FW_FORM_CHUNK && options.K > 128 ? FW_FORM_AUTO : form;
-    expect_planned(of_bf16_numbers(random_problem(rule, options)), run_of(seed, any));
+    HeaderRun run = run_of(seed, form == FW_FORM_CHUNK && options.K > 128 ? FW_FORM_AUTO : form);
+    run.bf16_operands = form == FW_FORM_CHUNK;
+    expect_planned(of_bf16_numbers(random_problem(rule, options)), run);
   }
 }
 

@@ -391,7 +391,7 @@ bool can_take_chunks(const Plan& plan) {
 }
 // Of GPUs older than Hopper, or newer (sm80/).
 bool sm80_takes_chunks(const Plan& plan) {
-  return can_take_chunks(plan) && (plan.K <= kMostChunkKey || in_two_calls(plan));
+  return can_take_chunks(plan) && (plan.K <= kMostChunkKey || plan.rule.decay != Decay::kChannel || in_two_calls(plan));
 }
 }  // namespace
 bool can_take_chunks(const Plan& plan, Arch arch) {
@@ -408,7 +408,8 @@ DevicePlan make_device_plan(const Plan& plan, int sm_count, Arch arch) {
   if (plan.form == FW_FORM_CHUNK && !can && can_take_chunks(plan)) {
     fail_usage(
         "descriptor: form: expected FW_FORM_AUTO or FW_FORM_TOKEN, since this GPU is not of compute capability 9.0 and "
-        "its chunk kernels take K at most {}, got FW_FORM_CHUNK with K {} and rule {}",
+        "its chunk kernels take K at most {} of rules with a decay a channel and an erase, got FW_FORM_CHUNK with K {} "
+        "and rule {}",
         kMostChunkKey, plan.K, to_string(plan.rule));
   }
   if (plan.form == FW_FORM_CHUNK && !can) {

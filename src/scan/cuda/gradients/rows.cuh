@@ -109,7 +109,11 @@ struct GeneralRows {
       if (front.m != nullptr)
         load_channels(Rows{reinterpret_cast<char*>(const_cast<float*>(front.m)), front.m_stride, 0}, t, 8 * lane, x.K,
                       raw.m);
-      const FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
+      FrontScalars<float> s = front_scalars<kLanes>(x, front, raw, t, lane);
+      if constexpr (Shape::kHalf) {
+        const float2 squares = squares_of_row(c, work_tile, t);
+        s.q2 = squares.x, s.k2 = squares.y;
+      }
       FrontCoefs<float> f = coefficients(x, s);
       if constexpr (Shape::kUnscaled) f = unscaled_coefs(f).primed;
       KeyStreams<8> streams = key_streams(x, f, raw);
@@ -194,7 +198,7 @@ struct GeneralRows {
     d.r_q = row_sum(c, 0, row), d.r_k = row_sum(c, 1, row), d.e_k = row_sum(c, 2, row), d.e_q = row_sum(c, 3, row),
     d.e_p = row_sum(c, 4, row);
     d.w_k = row_sum(c, 5, row);
-    d.z_v = c.floats(Shape::kDZv)[row];
+    d.z_v = Shape::kHalf && c.args.half.second ? 0.0f : c.floats(Shape::kDZv)[row];  // the first half has it
     float d_g = row_sum(c, 6, row);
     if constexpr (Shape::kNoDecayFix) {
       if (NoDecayState<Shape>(c, work_tile).still) {
@@ -216,14 +220,20 @@ struct GeneralRows {
     FrontScalars<float> ds = plain_front(rule) ? front_coefs_vjp(reduced_rule<false>(rule), x.scale, s, d)
                                                : front_coefs_vjp(rule, x.scale, s, d);
     if (Shape::kUnscaled && residual) ds.beta = unscaled_gain_gradient(r_dz, unscaled.a, unscaled.b, s.beta);
+    if constexpr (Shape::kHalf) {
+      const float2 of = join_half_slopes(c, work_tile, row, true, make_float2(2.0f * ds.q2, 2.0f * ds.k2));
+      ds.q2 = 0.5f * of.x, ds.k2 = 0.5f * of.y;
+    }
     *reinterpret_cast<float4*>(c.floats(Shape::kSlopes) + 4 * row) = make_float4(ds.q2, ds.k2, ds.p2, ds.kmk);
     if (row >= c.rows(work_tile)) return;
     const int t = row;
     store_gate<1>(c.rows_at(out.d.erase_gate, work_tile), rule.erase, t, 0, x.K, ds.erase);
     store_gate<1>(c.rows_at(out.d.write_gate, work_tile), rule.write, t, 0, x.V, ds.write);
     for_all_scalars([&](const TokenArg& to, float y) { store_one(c.rows_at(to, work_tile), t, y); }, out.d, ds);
-    store_one(c.workspace_rows(WorkTile<Shape>::kDAlpha, x.HV, work_tile), row, ds.alpha_p * s.alpha_p);
-    store_one(c.workspace_rows(WorkTile<Shape>::kDBeta, x.HV, work_tile), row, ds.beta_p);
+    if constexpr (!Shape::kHalf) {
+      store_one(c.workspace_rows(WorkTile<Shape>::kDAlpha, x.HV, work_tile), row, ds.alpha_p * s.alpha_p);
+      store_one(c.workspace_rows(WorkTile<Shape>::kDBeta, x.HV, work_tile), row, ds.beta_p);
+    }
   }
 
   template <class Shape>

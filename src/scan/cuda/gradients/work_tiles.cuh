@@ -216,8 +216,16 @@ struct WorkTile : GradientChunk<Shape> {
   }
 };
 
-// Of shapes with half of K above 128 (kernels.h: K256Half), of a row: by how much dq and dk grow with q and k. Leaves
-// what this half makes of it, and returns that with the first half's.
+// Of shapes with half of K above 128 (kernels.h: K256Half), of a row: |q|^2 and |k|^2 of all channels.
+template <class Shape>
+FW_DEVICE float2 squares_of_row(const WorkTile<Shape>& c, int work_tile, int row) {
+  const K256Half& half = c.args.half;
+  const int64_t tile = c.tile(work_tile);
+  return half.norms != nullptr ? make_float2(half.norms[tile].q2[row], half.norms[tile].k2[row])
+                               : make_float2(half.numbers[tile].q2[row], half.numbers[tile].k2[row]);
+}
+// By how much its dq and dk grow with q and k. Leaves what this half makes of it, and returns that with the first
+// half's.
 template <class Shape>
 FW_DEVICE float2 join_half_slopes(const WorkTile<Shape>& c, int work_tile, int row, bool stores, float2 own) {
   using Chunk = WorkTile<Shape>;

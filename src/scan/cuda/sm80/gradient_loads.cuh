@@ -11,6 +11,7 @@ struct WarpGradientTraits {
   int k_tile = 128;  // 64 or 128
   bool is_delta = true;
   bool has_unscaled_keys = false;  // A, P and the chunk tiles are those of unscaled_keys.cuh
+  bool has_half_of_keys = false;   // of k256_gradients() (kernels.h)
 };
 
 // A tile as the scans left it, and 64 rows of bf16 from `column` on in pieces of 16 bytes, of which those from `limit`
@@ -62,8 +63,8 @@ FW_DEVICE void load_value_block(const WorkTile<Shape>& c, int work_tile, int blo
   const int64_t tile = c.tile(work_tile) * c.blocks + block;
   copy_tile<kSw128Bytes>(c, Shape::kW, x.w + tile * kSw128Elements);
   copy_tile<kSw128Bytes>(c, Shape::kV, x.v + tile * kSw128Elements);
-  copy_tile<Shape::kStateBytes>(c, Shape::kState, x.states + tile * (64 * Shape::kTileK));
-  copy_tile<Shape::kStateBytes>(c, Shape::kDState, x.d_states + tile * (64 * Shape::kTileK));
+  copy_tile<Shape::kStateBytes>(c, Shape::kState, x.states + tile * Shape::kStateStep);
+  copy_tile<Shape::kStateBytes>(c, Shape::kDState, x.d_states + tile * Shape::kStateStep);
   const Rows d_o = c.rows_at(x.d_o, work_tile);
   const int column = block * kValueBlock, V = x.problem.V;
   if (c.pieces(kVec16DOut)) {

@@ -1,7 +1,8 @@
 // gradients() of kernels.h by mma.sync, for scalar and constant decay and none, of any memory and any rule. The phases
 // are those of sm90/gradients/general/kernel.cuh, in 99 KB of shared memory. So the streams make room for the stage of
 // a value block, and are made again after the last one. Where streams are raw rows times a scale, and rows are bf16 in
-// pieces of 16 bytes, sm80/gradients_rows.cuh takes the call.
+// pieces of 16 bytes, sm80/gradients_rows.cuh takes the call. With K above 128 a call has half of the channels
+// (kernels.h: K256Half).
 //
 // 4 kTileK threads, which do everything together; a block takes every grid-th chunk and value head. Per work tile:
 //   q and k, the front's coefficients      a stage a value block: dv, dP, dT, and what the states give dr, de, dw
@@ -22,12 +23,16 @@ struct WarpGradientShape {
   static constexpr int kTileK = kTraits.k_tile;
   static constexpr bool kMmaSync = true, kChannel = false, kDelta = kTraits.is_delta, kStreams = false, kGates = true,
                         kUnscaled = kTraits.has_unscaled_keys, kWhole = false;
+  static constexpr bool kHalf = kTraits.has_half_of_keys;
+  static_assert(!kHalf || (kTileK == kHalfTileK && !kUnscaled));
   static constexpr bool kSumsHeads = false, kNoDecayFix = kUnscaled, kFollows = false;
   static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;
   static constexpr int kBlocksPerSm = 1;
   static constexpr double kTileTime = 0;  // kFollows
 
+  // numbers from one state in memory to the next
+  static constexpr int64_t kStateStep = 64 * (kHalf ? kMaxTileK : kTileK);
   // A and P, later dT and dP; dR.
   static constexpr int kA = 0, kP = kA + kSw128Bytes, kDR = kP + kSw128Bytes;
   // The stage: what one block of 64 value columns loads.
@@ -154,9 +159,17 @@ void launch_sm80(void (*kernel)(GradientKernelArgs), const GradientArgs& args, i
 // Whether sm80/gradients_rows.cuh takes the call.
 bool takes_rows(const GradientArgs& args) {
   const Problem& x = args.problem;
-  constexpr unsigned kRead = kVec16Keys | kVec16V | kVec16DOut | kVec16DV;
+  constexpr unsigned kRead = kVec16Keys | kVec16V | kVec16DOut;
+  const bool stores_values = args.grads.d.v.data != nullptr && (pieces_of(args) & kVec16DV) != 0;
   return plain_streams(x.rule) && !x.rule.uses_precond() && args.d_o.data != nullptr &&
-         args.grads.d.v.data != nullptr && (pieces_of(args) & kRead) == kRead;
+         (stores_values || args.half.second) && (pieces_of(args) & kRead) == kRead;
+}
+template <WarpGradientTraits kTraits>
+void launch_sm80(const GradientArgs& args, int64_t chunks, void* stream) {
+  using Rows = RowGradientShape<kTraits>;
+  using Streams = WarpGradientShape<kTraits>;
+  takes_rows(args) ? launch_sm80<Rows>(sm80_row_gradients_kernel<Rows>, args, chunks, stream)
+                   : launch_sm80<Streams>(sm80_gradients_kernel<Streams>, args, chunks, stream);
 }
 
 }  // namespace
@@ -164,14 +177,20 @@ bool takes_rows(const GradientArgs& args) {
 void sm80_gradients(const GradientArgs& args, GradientKernel, int k_tile, int64_t chunks, void* stream) {
   with_constants(
       [&](auto small, auto is_delta, auto unscaled) {
-        constexpr WarpGradientTraits kTraits{
-            .k_tile = small ? 64 : 128, .is_delta = is_delta, .has_unscaled_keys = is_delta && unscaled};
-        using Rows = RowGradientShape<kTraits>;
-        using Streams = WarpGradientShape<kTraits>;
-        takes_rows(args) ? launch_sm80<Rows>(sm80_row_gradients_kernel<Rows>, args, chunks, stream)
-                         : launch_sm80<Streams>(sm80_gradients_kernel<Streams>, args, chunks, stream);
+        launch_sm80<WarpGradientTraits{
+            .k_tile = small ? 64 : 128, .is_delta = is_delta, .has_unscaled_keys = is_delta && unscaled}>(args, chunks,
+                                                                                                          stream);
       },
       k_tile == 64, args.problem.rule.is_delta(), unscaled_keys(args.problem.rule));
+}
+
+void sm80_k256_gradients(const GradientArgs& args, int64_t chunks, void* stream) {
+  with_constants(
+      [&](auto is_delta) {
+        launch_sm80<WarpGradientTraits{.k_tile = kHalfTileK, .is_delta = is_delta, .has_half_of_keys = true}>(
+            args, chunks, stream);
+      },
+      args.problem.rule.is_delta());
 }
 
 }  // namespace fw::cuda

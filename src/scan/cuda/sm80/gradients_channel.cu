@@ -35,6 +35,7 @@ struct WarpChannelShape {
   static constexpr int kStateBytes = 64 * kTileK * 2, kKeyBytes = 0;
   static constexpr int kDR = kPairsEnd, kW = kDR + kSw128Bytes, kV = kW + kSw128Bytes, kOut = kV + kSw128Bytes,
                        kState = kOut + kSw128Bytes, kDState = kState + kStateBytes, kStageEnd = kDState + kStateBytes;
+  static constexpr int64_t kStateStep = 64 * kTileK;  // numbers from one state in memory to the next
   // After the last block in their place -e, r and w, anchored, and the factors from the anchors to the rows.
   static constexpr int kErase = kPairsEnd, kRead = kErase + kStateBytes, kWrite = kRead + kStateBytes,
                        kFactors = kWrite + kStateBytes, kStreamsEnd = kFactors + kStateBytes;

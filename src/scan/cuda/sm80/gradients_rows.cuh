@@ -21,12 +21,16 @@ struct RowGradientShape {
   static constexpr int kTileK = kTraits.k_tile;
   static constexpr bool kMmaSync = true, kChannel = false, kDelta = kTraits.is_delta, kStreams = false, kGates = false,
                         kUnscaled = kTraits.has_unscaled_keys, kWhole = true;
+  static constexpr bool kHalf = kTraits.has_half_of_keys;
+  static_assert(!kHalf || (kTileK == kHalfTileK && !kUnscaled));
   static constexpr bool kSumsHeads = false, kNoDecayFix = kUnscaled, kFollows = false;
   static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;
   static constexpr int kBlocksPerSm = 1;
   static constexpr double kTileTime = 0;  // kFollows
 
+  // numbers from one state in memory to the next
+  static constexpr int64_t kStateStep = 64 * (kHalf ? kMaxTileK : kTileK);
   static constexpr int kStateBytes = 64 * kTileK * 2, kKeyBytes = 2 * kStateBytes;
   static constexpr int kQ = 0, kK = kStateBytes;
   static constexpr int kA = 0, kP = kA + kSw128Bytes, kDR = kP + kSw128Bytes, kMadeEnd = kDR + kSw128Bytes;
@@ -48,10 +52,10 @@ struct RowGradientShape {
 
 namespace row_gradients {
 
-// What the scans have left is R and dZ: never where keys are unscaled.
+// What the scans have left is R and dZ: never where keys are unscaled or have more than 128 channels.
 template <class Shape>
 FW_DEVICE bool is_made(const WorkTile<Shape>& c) {
-  return Shape::kDelta && !Shape::kUnscaled && c.args.v_is_dz && c.solved();
+  return Shape::kDelta && !Shape::kUnscaled && !Shape::kHalf && c.args.v_is_dz && c.solved();
 }
 
 template <class Shape>
@@ -95,15 +99,20 @@ FW_DEVICE void make_row_scales(const WorkTile<Shape>& c, int work_tile, const Ro
   const unsigned thread = static_cast<unsigned>(c.thread);
   const int row = static_cast<int>(thread / kLanes), lane = static_cast<int>(thread % kLanes), rows = c.rows(work_tile);
   FrontScalars<float> s;
-  float q2 = 0, k2 = 0;
-  FW_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const char* at = c.memory + sw128_offset(row, 8 * lane + i * (Shape::kTileK / 2));
-    const uint4 q = *reinterpret_cast<const uint4*>(at + Shape::kQ),
-                k = *reinterpret_cast<const uint4*>(at + Shape::kK);
-    q2 = dot_16_bytes(q, q, q2), k2 = dot_16_bytes(k, k, k2);
+  if constexpr (Shape::kHalf) {
+    const float2 squares = squares_of_row(c, work_tile, row);
+    s.q2 = squares.x, s.k2 = squares.y;
+  } else {
+    float q2 = 0, k2 = 0;
+    FW_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const char* at = c.memory + sw128_offset(row, 8 * lane + i * (Shape::kTileK / 2));
+      const uint4 q = *reinterpret_cast<const uint4*>(at + Shape::kQ),
+                  k = *reinterpret_cast<const uint4*>(at + Shape::kK);
+      q2 = dot_16_bytes(q, q, q2), k2 = dot_16_bytes(k, k, k2);
+    }
+    s.q2 = group_sum<kLanes>(q2), s.k2 = group_sum<kLanes>(k2);
   }
-  s.q2 = group_sum<kLanes>(q2), s.k2 = group_sum<kLanes>(k2);
   if (lane == 0) {
     if (x.rule.uses_beta()) s.beta = value_of_bits(x.in.beta.bf16 != 0, numbers.beta);
     FrontCoefs<float> f;
@@ -144,7 +153,7 @@ FW_DEVICE void prefetch_next(const WorkTile<Shape>& c, int work_tile, int block)
     if (of < 2 * kStateLines) {
       const bool second = of >= kStateLines;
       if (second) of -= kStateLines;
-      from = reinterpret_cast<const char*>((second ? x.d_states : x.states) + tile * (64 * Shape::kTileK)) + 128 * of;
+      from = reinterpret_cast<const char*>((second ? x.d_states : x.states) + tile * Shape::kStateStep) + 128 * of;
     } else if ((of -= 2 * kStateLines) < 128) {
       const bool second = of >= 64;
       from = reinterpret_cast<const char*>((second ? x.v : x.w) + tile * kSw128Elements) + 128 * (of & 63);
@@ -401,7 +410,7 @@ FW_DEVICE KeySlopes make_slopes(const WorkTile<Shape>& c, int work_tile) {
   d.r_q = inverse_or_zero(c.floats(Shape::kRq)[row]) * sum(0);
   d.e_k = Shape::kDelta ? rcp_fast(c.floats(Shape::kEk)[row]) * sum(1) : 0.0f;
   d.w_k = inverse_or_zero(c.floats(Shape::kWk)[row]) * sum(2);
-  d.z_v = c.floats(Shape::kDZv)[row];
+  d.z_v = Shape::kHalf && c.args.half.second ? 0.0f : c.floats(Shape::kDZv)[row];  // the first half has it
   FrontScalars<float> s;
   s.q2 = c.floats(Shape::kQ2)[row], s.k2 = c.floats(Shape::kK2)[row], s.beta = c.floats(Shape::kBeta)[row];
   const float r_dz = d.z_v;
@@ -416,11 +425,13 @@ FW_DEVICE KeySlopes make_slopes(const WorkTile<Shape>& c, int work_tile) {
         Shape::kUnscaled ? unscaled_gain_gradient(r_dz, unscaled.a, unscaled.b, s.beta) : gain_gradient(r_dz, s.beta);
   if (c.group() == 0 && (c.lane & 1) == 0 && row < c.rows(work_tile))
     store_one(c.rows_at(c.args.grads.d.beta, work_tile), row, ds.beta);
+  float2 of = make_float2(2.0f * ds.q2, 2.0f * ds.k2);
+  if constexpr (Shape::kHalf) of = join_half_slopes(c, work_tile, row, c.group() == 0 && (c.lane & 1) == 0, of);
   KeySlopes slopes;
   FW_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int lane = 2 * (c.lane >> 2) + 16 * half;
-    slopes.q[half] = shuffle(2.0f * ds.q2, lane), slopes.k[half] = shuffle(2.0f * ds.k2, lane);
+    slopes.q[half] = shuffle(of.x, lane), slopes.k[half] = shuffle(of.y, lane);
   }
   return slopes;
 }
@@ -515,6 +526,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         prefetch_next(c, work_tile, block);
         FW_UNROLL
         for (int i = 0; i < static_cast<int>(sizeof values / sizeof values[0]); ++i) {
+          if (Shape::kHalf && c.args.half.second) continue;  // the first half has them
           const int row = (c.thread >> 3) + 32 * i;
           const uint4 v = c.wants_values() ? load_values(c, work_tile, block, row) : make_uint4(0, 0, 0, 0);
           store_values(c, work_tile, block, row, v, values[i]);

@@ -5,13 +5,14 @@
 
 namespace fw::cuda {
 
-// Accumulators O^T of a chunk straight to float32 rows.
-FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[32]) {
-  const int token = c * kChunk + 2 * (static_cast<int>(lane_index()) % 4),
+// Accumulators O^T of a chunk, its tokens from number `first` on, straight to float32 rows.
+template <int kN>
+FW_DEVICE void store_float_rows(const TileRows& t, int c, const float (&o)[kN], int first = 0) {
+  const int token = c * kChunk + first + 2 * (static_cast<int>(lane_index()) % 4),
             column = t.column + 16 * warp_in_group() + static_cast<int>(lane_index()) / 4;
   float* to = reinterpret_cast<float*>(t.rows.data);
   FW_UNROLL
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 0; i < kN; ++i) {
     const int row = token + i / 4 * 8 + i % 2, v = column + i % 4 / 2 * 8;
     if (row < t.length && v < t.V) to[row * t.rows.stride + v] = o[i];
   }

@@ -133,10 +133,11 @@ FW_DEVICE void fill_rows(const TokenArg& tensor, const SequenceArg& sequences, c
 
 // ---- Z and W of a chunk, transposed, as accumulators ---------------------------------------------------------------------------
 
-// Z^T = z_scale (.) tile^T.
-FW_DEVICE void load_z(float (&w)[32], uint32_t sw128, const float* z_scale) {
+// Z^T = z_scale (.) tile^T, of 2 kN tokens.
+template <int kN>
+FW_DEVICE void load_z(float (&w)[kN], uint32_t sw128, const float* z_scale) {
   FW_UNROLL
-  for (int k = 0; k < 4; ++k) {
+  for (int k = 0; k < kN / 8; ++k) {
     uint32_t r[4];
     load_token_fragment(r, sw128, k);
     FW_UNROLL
@@ -149,10 +150,11 @@ FW_DEVICE void load_z(float (&w)[32], uint32_t sw128, const float* z_scale) {
 }
 
 // z += scale (.) w, by columns.
-FW_DEVICE void add_scaled(float (&z)[32], const float* scale, const float (&w)[32]) {
+template <int kN>
+FW_DEVICE void add_scaled(float (&z)[kN], const float* scale, const float (&w)[kN]) {
   const float* mine = scale + 2 * (lane_index() % 4);
   FW_UNROLL
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < kN / 4; ++j) {
     const float2 s = *reinterpret_cast<const float2*>(mine + 8 * j);
     z[4 * j] += s.x * w[4 * j];
     z[4 * j + 1] += s.y * w[4 * j + 1];

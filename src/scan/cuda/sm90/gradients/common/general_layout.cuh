@@ -17,7 +17,7 @@ struct GeneralShape {
   static constexpr bool kMmaSync = false, kChannel = false, kDelta = kTraits.is_delta, kStreams = false,
                         kPrecond = false, kGates = true, kUnscaled = kTraits.has_unscaled_keys, kWhole = false,
                         kTma = false;
-  static constexpr bool kSumsHeads = false;
+  static constexpr bool kHalf = false, kSumsHeads = false;
   static constexpr bool kNoDecayFix = kUnscaled;  // NoDecayState; they may have no log-decays
   static constexpr Residuals kResiduals = kUnscaled ? Residuals::kAlways : Residuals::kOfRule;
   static constexpr int kThreads = 4 * kTileK, kWarps = kThreads / 32, kGroups = kTileK / 32;

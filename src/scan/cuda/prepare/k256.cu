@@ -12,7 +12,7 @@
 #include <type_traits>
 
 #include "gpu/launch.h"
-#include "gpu/sm90/ptx.cuh"
+#include "gpu/sm80/stores.cuh"
 #include "scan/cuda/launchers.h"
 #include "scan/cuda/prepare/sum_parts.cuh"
 
@@ -36,7 +36,7 @@ struct K256Layout {
   static constexpr uint32_t kKeys = 0, kReads = 2 * kHalf, kT = 4 * kHalf, kA = kT + kTriangle, kP = kA + kSw128Bytes,
                             kRows = kP + kSw128Bytes;
   static constexpr uint32_t kBarrier = kRows + sizeof(Rows), kBytes = kBarrier + (kForm == K256Form::kSums ? 8 : 0);
-  static_assert(2 * (kBytes + 1024) <= 228 * 1024);
+  static_assert(kBytes <= kSm80SharedBytes);
 };
 
 // The warp's rows of a half with `channels` of its own, of any kind: asynchronously where they are vectors.
@@ -84,7 +84,7 @@ FW_DEVICE void put_sum_factors(const Problem& x, const ChunkCoord& coord, int ro
 
 template <K256Form kForm>
 __global__ void __launch_bounds__(kPrepareThreads, 2)
-    k256_prepare_kernel(const __grid_constant__ K256PrepareArgs args, int q_pieces, int k_pieces) {
+    prepare_k256_kernel(const __grid_constant__ K256PrepareArgs args, int q_pieces, int k_pieces) {
   using Layout = K256Layout<kForm>;
   constexpr bool kDelta = kForm != K256Form::kAdditive, kSums = kForm == K256Form::kSums;
   constexpr int kN = kHalfTileK / 32;
@@ -167,21 +167,17 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
       overlap_invert();
     }
   }
-  fence_async_shared();
-  sync_threads();
-  if (thread_index() == 0) {
-    if constexpr (kDelta) bulk_store(args.pairs[coord.item].a, shared + Layout::kA, kSw128Bytes);
-    bulk_store(args.pairs[coord.item].p, shared + Layout::kP, kSw128Bytes);
-    bulk_commit();
-    bulk_wait_read<0>();
-  }
+  store_block([&](auto&& copy) {
+    if constexpr (kDelta) copy(args.pairs[coord.item].a, shared + Layout::kA, kSw128Bytes);
+    copy(args.pairs[coord.item].p, shared + Layout::kP, kSw128Bytes);
+  });
 }
 
 template <K256Form kForm>
 void launch_k256_prepare(const K256PrepareArgs& args, int64_t chunks, void* stream) {
   const Problem& x = args.problem;
   const auto pieces = [&](const TokenArg& a) { return is_vec16(a, x.K) ? 1 : 0; };
-  launch(k256_prepare_kernel<kForm>, prepare_grid(x, chunks), kPrepareThreads, K256Layout<kForm>::kBytes, stream, args,
+  launch(prepare_k256_kernel<kForm>, prepare_grid(x, chunks), kPrepareThreads, K256Layout<kForm>::kBytes, stream, args,
          pieces(x.in.q), pieces(x.in.k));
 }
 
