@@ -18,8 +18,8 @@ constexpr double kNearOne = 0.99967;
 enum class AlikeKind { kEqual, kNearlyEqual, kTwoInTurn, kRuns };
 // Bounds of outputs and of gradients after 1024 and 320 tokens, by rule. Keys that enter the state without what bf16
 // takes from them would be at 6.9e-2 (kda, noise 1e-2) and grow with the tokens. A = (I + T)^-1 rounded at the end, not
-// row by row (prepare/inverse.cuh), would be at 7.6e-2 and 2.0e-1 (two in turn). What is left: kda, the erase key of
-// noisy keys; gated_deltanet, U = A W in bf16, whose sum over equal keys is one token's (docs/notes/2026-11-alike-keys.md).
+// row by row (prepare/inverse.cuh), would be at 7.6e-2 and 2.0e-1 (two in turn). What is left of gated_deltanet is
+// U = A W in bf16, whose sum over equal keys is what one token changes (docs/notes/2026-11-alike-keys.md).
 struct AlikeBounds {
   double outputs, gradients;
 };

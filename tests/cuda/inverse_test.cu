@@ -94,7 +94,7 @@ double error_of_entries(const Matrix& t, const Matrix& a, int rows) {
   }
   return worst;
 }
-// ... and of (I + T) A - I, where rows are made of rounded ones. Of T the blocks on the left of the diagonal's are TF32.
+// ... and of (I + T) A - I, where rows are made of rounded ones. Of T the blocks left of the diagonal's are TF32.
 double error_of_residual(const Matrix& t, const Matrix& a) {
   double worst = 0;
   for (int i = kFirst; i < kRows; ++i) {
