@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(Layout::kBloc
     invert<true>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA,
                  {shared + Layout::kALow, ones, ones}, warp, [] {});
   } else {
-    overlap_invert();
+    overlap_invert<true>();
   }
   if (warp >= 4 || warp % 2 == 0) {
     const int i = (warp >= 4 ? warp - 4 : 4 + warp / 2) * 32 + static_cast<int>(lane_index()),

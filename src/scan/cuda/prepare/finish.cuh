@@ -107,7 +107,7 @@ FW_DEVICE void solve(char* t, char* a, const HiLoInverse& hi_lo, int warp, WaitF
     invert<kHiLo>(reinterpret_cast<float*>(t), a, hi_lo, warp, wait_for_a);
   } else {
     first(warp - 4);
-    overlap_invert();
+    overlap_invert<kHiLo>();
   }
   if (warp >= 4 || warp % 2 == 0) meanwhile(warp >= 4 ? warp - 4 : 4 + warp / 2);
 }

@@ -1,7 +1,13 @@
 // A = (I + T)^-1 for a strictly lower triangular T of 64 rows, float32 in shared memory. The diagonal blocks of 16 are
 // made by forward substitution. Blocks of 32 and 64 are made by products of TF32 operands, [A11 0; -A22 T21 A11, A22].
 // Never a Neumann series: its partial sums blow up for keys that are alike.
+//
+// Of keys that hardly differ, roundings of A to bf16 add up along a column. There (keys_are_alike()) a row of A is
+// rounded before the rows below are made of it, so that these correct it: (I + T) A is I but for one rounding of each
+// entry of A.
 #pragma once
+
+#include <bit>
 
 #include "gpu/sm80/stores.cuh"
 #include "gpu/sw128_atoms.cuh"
@@ -43,15 +49,14 @@ struct HiLoInverse {
   const float *rows = nullptr, *columns = nullptr;
 };
 
-// A diagonal block by one warp, in place: one column a lane, in both half-warps.
-FW_DEVICE void invert_diagonal(float* t, int block) {
-  const int lane = static_cast<int>(lane_index()), column = lane & 15, stride = triangle_stride(block);
-  float* corner = t + triangle_index(16 * block, 16 * block);
-  float x[16];
-  FW_UNROLL
-  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
+// (I + T)^-1 x for the diagonal block of T at `corner`, by forward substitution; rounds: each number of the result to
+// bf16, before it is used.
+template <bool rounds>
+FW_DEVICE void substitute(const float* corner, int stride, float (&x)[16]) {
+  const auto round = [](float& y) { y = bf16_value(bf16_bits(y)); };
   FW_UNROLL
   for (int j = 0; j < 16; j += 4) {
+    if constexpr (rounds) round(x[j]);
     FW_UNROLL
     for (int i = j + 1; i < 16; ++i) {
       const float4 y = *reinterpret_cast<const float4*>(corner + i * stride + j);
@@ -60,8 +65,21 @@ FW_DEVICE void invert_diagonal(float* t, int block) {
       for (int m = 0; m < 4; ++m) {
         if (j + m < i) x[i] -= row[m] * x[j + m];
       }
+      if constexpr (rounds) {
+        if (i < j + 4) round(x[i]);
+      }
     }
   }
+}
+
+// A diagonal block by one warp, in place: one column a lane, in both half-warps.
+FW_DEVICE void invert_diagonal(float* t, int block) {
+  const int lane = static_cast<int>(lane_index()), column = lane & 15, stride = triangle_stride(block);
+  float* corner = t + triangle_index(16 * block, 16 * block);
+  float x[16];
+  FW_UNROLL
+  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
+  substitute<false>(corner, stride, x);
   sync_warp();
   FW_UNROLL
   for (int i = 0; i < 16; i += 2) corner[(i + (lane >> 4)) * stride + column] = lane < 16 ? x[i] : x[i + 1];
@@ -164,10 +182,73 @@ FW_DEVICE void store_below_diagonal(uint32_t sw128, const HiLoInverse& hi_lo, in
   }
 }
 
+// ---- Keys that hardly differ
+
+// Whether tokens 8 to 15 erase much of what the first eight wrote: keys are equal or few in turn, at steps above a
+// quarter. By warp 0 before a barrier, then by all. Only the first 16 tokens decide, and only for those behind them,
+// so that no bits of a token depend on later ones. The answer lies where a row of T is longer than its columns.
+inline constexpr float kAlikeEntry = 0.25f;
+inline constexpr int kAlikeLanes = 16;  // of those with such an entry among two: of keys at random one in ten has
+FW_DEVICE uint32_t& alike_lanes(float* t) { return *reinterpret_cast<uint32_t*>(t + triangle_index(0, 16)); }
+FW_DEVICE void find_alike_keys(float* t) {
+  const int lane = static_cast<int>(lane_index());
+  const float2 x = *reinterpret_cast<const float2*>(t + triangle_index(8 + lane / 4, 2 * (lane % 4)));
+  const uint32_t lanes = warp_ballot(max(fabsf(x.x), fabsf(x.y)) > kAlikeEntry);
+  if (lane == 0) alike_lanes(t) = lanes;
+}
+FW_DEVICE bool keys_are_alike(float* t) { return std::popcount(alike_lanes(t)) >= kAlikeLanes; }
+
+// 16 columns of A into the SW128 tile a by one warp, and zeros above the diagonal blocks. Every row from token 16 on
+// is rounded before the rows below are made of it.
+FW_DEVICE void rounded_columns(float* t, char* a, int warp) {
+  if (warp == 0) {
+    invert_diagonal(t, 0);
+    store_diagonal<false>(t, a, {}, 0);
+    sync_warp();
+  }
+  FW_NO_UNROLL
+  for (int block = 1; block < 4; ++block) {
+    const int lane = opaque(static_cast<int>(lane_index())), g = lane >> 2, k = lane & 3, column = lane & 15;
+    const auto at = [&](int row, int j) { return a + atom_offset(row, 2 * warp + (j >> 3)) + 2 * (j & 7); };
+    const auto entry = [&](int row, int j) {
+      return static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(at(row, j))) << 16;
+    };
+    if (block < warp) {
+      *reinterpret_cast<uint4*>(at(16 * block + lane / 2, 8 * (lane % 2))) = make_uint4(0, 0, 0, 0);
+      continue;
+    }
+    float sums[2][4] = {};  // (T A)^T of the rows above: 16 columns, 16 rows
+    FW_NO_UNROLL
+    for (int above = 16 * warp; above < 16 * block; above += 8) {
+      const int m = above + k;
+      const uint32_t left[4] = {entry(m, g), entry(m, g + 8), entry(m + 4, g), entry(m + 4, g + 8)};
+      FW_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        const float* row = t + triangle_index(16 * block + 8 * n + g, m);
+        mma_tf32(sums[n], left, nearest_tf32(row[0]), nearest_tf32(row[4]));
+      }
+    }
+    float x[16];
+    FW_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      const int from = 4 * (column & 7) + (i & 7) / 2;
+      const float low = shuffle(sums[i / 8][i % 2], from), high = shuffle(sums[i / 8][2 + i % 2], from);
+      x[i] = (block == warp && i == column ? 1.0f : 0.0f) - (column < 8 ? low : high);
+    }
+    substitute<true>(t + triangle_index(16 * block, 16 * block), triangle_stride(block), x);
+    FW_UNROLL
+    for (int i = 0; i < 16; i += 2)
+      *reinterpret_cast<uint16_t*>(at(16 * block + i + (lane >> 4), column)) = bf16_bits(lane < 16 ? x[i] : x[i + 1]);
+    sync_warp();
+  }
+}
+
 // By warps 4 to 7 while the others are in invert(). Between two barriers of the block every warp waits at others
 // equally often, for compute-sanitizer's racecheck counts that to order what they do. Its synccheck wants those that
 // wait at one barrier to be at one point of the code.
+template <bool kHiLo>
 FW_DEVICE void overlap_invert() {
+  if constexpr (!kHiLo) named_barrier_sync(kInverseBarrier + 3, 128);
   named_barrier_sync(kInverseBarrier + 3, 128);
   named_barrier_sync(kInverseBarrier + 3, 128);
 }
@@ -180,6 +261,16 @@ FW_DEVICE void invert(float* t, char* a, const HiLoInverse& hi_lo, int warp, Wai
   const int lane = static_cast<int>(lane_index()), pair = warp >> 1, first = 32 * pair;
   const uint32_t sw128 = shared_address(a);
   sync_warp();
+  if constexpr (!kHiLo) {
+    if (warp == 0) find_alike_keys(t);
+    named_barrier_sync(kInverseBarrier, 128);
+    if (keys_are_alike(t)) [[unlikely]] {
+      wait_for_a();
+      rounded_columns(t, a, warp);
+      named_barrier_sync(kInverseBarrier, 128);
+      return named_barrier_sync(kInverseBarrier, 128);
+    }
+  }
   invert_diagonal(t, warp);
   wait_for_a();
   store_diagonal<kHiLo>(t, a, hi_lo, warp);

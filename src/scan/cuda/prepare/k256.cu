@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
     if (warp < 4) {
       invert<false>(reinterpret_cast<float*>(shared + Layout::kT), shared + Layout::kA, {}, warp, [] {});
     } else {
-      overlap_invert();
+      overlap_invert<false>();
     }
   }
   store_block([&](auto&& copy) {

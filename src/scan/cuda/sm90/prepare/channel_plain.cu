@@ -723,7 +723,7 @@ __global__ void __launch_bounds__(kPrepareThreads, PlainLayout<Form::kTileK>::kB
   } else {
     const uint32_t sw128 = sw128_rows(pair);
     store_tiles<false>(pair, c, [&](int n, const float(&tile)[4]) { store_tile(shared + Layout::kP, sw128, n, tile); });
-    overlap_invert();
+    overlap_invert<false>();
   }
 
   if constexpr (kGates) {
