@@ -53,7 +53,7 @@ FW_DEVICE KeyFactors key_factors(const FusedBlock& block, const ChunkScalars& sc
 }
 
 // T of the warp's rows: blocks on the left of the diagonal, without the factors of rows, into its tile, the diagonal
-// block to `diagonal`. What is above the diagonal there is not read.
+// block to `diagonal`. What is above the diagonal there may be no number, and is not read.
 FW_DEVICE void store_t(const ChunkScalars& scalars, const float (&product)[32], const KeyFactors& key, uint32_t tile,
                        char* diagonal, const FusedLane& own) {
   const int row = 16 * own.warp + own.row;
@@ -76,8 +76,8 @@ FW_DEVICE void store_t(const ChunkScalars& scalars, const float (&product)[32], 
         for (int half = 0; half < 2; ++half) {
           const int j = 8 * half + own.pair;
           const float2 g = float2_at(scalars.decay + 16 * column + j);
-          put_float2(to + j, exp2_fast(min(decay - g.x, 0.0f)) * factor * s[4 * half + 2 * i],
-                     exp2_fast(min(decay - g.y, 0.0f)) * factor * s[4 * half + 2 * i + 1]);
+          put_float2(to + j, exp2_fast(decay - g.x) * factor * s[4 * half + 2 * i],
+                     exp2_fast(decay - g.y) * factor * s[4 * half + 2 * i + 1]);
         }
       }
     }

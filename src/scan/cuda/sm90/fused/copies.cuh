@@ -16,7 +16,7 @@ FW_DEVICE void copy_fused_rows(const char* rows, int64_t stride, int left, int l
   }
 }
 
-// By warp 0: fills a stage, which is empty, with chunk c.
+// By warp 2: fills a stage, which is empty, with chunk c.
 FW_DEVICE void load_fused_stage(const FusedBlock& block, int c, int slot, int lane) {
   using Shape = FusedShape;
   const FusedRows& rows = block.rows;

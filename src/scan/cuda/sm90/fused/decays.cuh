@@ -27,8 +27,8 @@ class FusedDecays {
     float g[2], step[2];
     FW_UNROLL
     for (int i = 0; i < 2; ++i) {
-      g[i] = value_of_bits(x.in.g.bf16 != 0, g_bits_[i]) * kLog2E;
-      step[i] = value_of_bits(x.in.beta.bf16 != 0, step_bits_[i]);
+      g[i] = bits_float(g_bits_[i] << (x.in.g.bf16 != 0 ? 16 : 0)) * kLog2E;
+      step[i] = bits_float(step_bits_[i] << (x.in.beta.bf16 != 0 ? 16 : 0));
     }
     const float first = max(g[0], kFusedLowestStep);
     float second = first + max(g[1], kFusedLowestStep);
@@ -54,8 +54,8 @@ class FusedDecays {
     float gamma[2] = {exp2_fast(sum[0]), exp2_fast(sum[1])},
           keys[2] = {exp2_fast(end - sum[0]), exp2_fast(end - sum[1])};
     float gamma_end = exp2_fast(end);
-    const uint32_t cuts[2] = {warp_ballot(g[0] < kFusedLowestStep), warp_ballot(g[1] < kFusedLowestStep)};
-    if ((cuts[0] | cuts[1]) != 0) {
+    if (warp_ballot(min(g[0], g[1]) < kFusedLowestStep) != 0) [[unlikely]] {
+      const uint32_t cuts[2] = {warp_ballot(g[0] < kFusedLowestStep), warp_ballot(g[1] < kFusedLowestStep)};
       const uint32_t below = (uint32_t{1} << lane_) - 1, own = uint32_t{1} << lane_, above = ~(below | own);
       if (((cuts[0] & (below | own)) | (cuts[1] & below)) != 0) gamma[0] = 0;
       if (((cuts[0] | cuts[1]) & (below | own)) != 0) gamma[1] = 0;

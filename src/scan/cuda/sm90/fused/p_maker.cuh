@@ -1,5 +1,6 @@
 // The maker of P = scale |q_i|^-1 2^(G_i - G_j) (q_i.k_j), j <= i, of every chunk: four warps, 16 rows each.
-// Warp 0 also makes the next chunk's decays and loads stages, warp 1 stores O.
+// Warp w has w + 1 blocks of P. Warp 0, with the fewest, also makes the next chunk's decays, warp 1 stores O, and
+// warp 2 loads stages. An instruction of a warp takes 9 cycles, and everybody waits for the warp with most of them.
 #pragma once
 
 #include "scan/cuda/sm90/fused/copies.cuh"
@@ -95,9 +96,11 @@ FW_DEVICE void make_p(const FusedBlock& block) {
   const int chunks = block.chunks;
   FusedBarriers& barriers = block.barriers;
   FusedDecays decays(block, own.lane);
-  if (own.warp == 0 && chunks > 0) {
+  if (own.warp == 2) {
     FW_NO_UNROLL
     for (int c = 0; c < kFusedStages && c < chunks; ++c) load_fused_stage(block, c, c, own.lane);
+  }
+  if (own.warp == 0 && chunks > 0) {
     decays.fetch(0);
     decays.make(0);
     if (chunks > 1) decays.fetch(1);
@@ -122,6 +125,7 @@ FW_DEVICE void make_p(const FusedBlock& block) {
     if (own.warp == 0) {
       if (c + 1 < chunks) decays.make(ring.slot);
       if (c + 2 < chunks) decays.fetch(c + 2);
+    } else if (own.warp == 2) {
       // The stage of the chunk before, once the state's warps have done with it.
       const int next = c - 1 + kFusedStages;
       if (c > 0 && next < chunks) {

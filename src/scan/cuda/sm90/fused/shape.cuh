@@ -2,7 +2,7 @@
 // sequence and value head, with K = V = 128.
 //
 //   warps    registers  role                                                                               header
-//   0 to 3   72         P of each chunk; warp 0: decays and loads; warp 1: stores of O                     p_maker.cuh
+//   0 to 3   72         P of each chunk; warp 0: decays; warp 1: stores of O; warp 2: loads                p_maker.cuh
 //   4 to 7   88         A of each chunk                                                                    a_maker.cuh
 //   8 to 15  176        the transposed state: each warpgroup has 64 values                                 state.cuh
 //
