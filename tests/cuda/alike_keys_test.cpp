@@ -68,9 +68,6 @@ Problem alike_problem(const char* rule, const AlikeCase& of, int64_t tokens) {
   return of_bf16_numbers(problem);
 }
 
-// Without the low parts of tiles that Hopper's kernels have.
-constexpr double kWithoutLowParts = 8e-2;
-
 TEST(AlikeKeys, HaveTheirOutputsAndStates) {
   for (const char* rule : {"kda", "gated_deltanet"}) {
     for (const AlikeCase& of : kAlikeCases) {
@@ -78,9 +75,7 @@ TEST(AlikeKeys, HaveTheirOutputsAndStates) {
       HeaderRun run = device_run(FW_FORM_CHUNK);
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor))
-        EXPECT_LE(e.error,
-                  on_hopper() ? bounds_of(rule, of).outputs : std::max(bounds_of(rule, of).outputs, kWithoutLowParts))
-            << rule << ", " << of.name << ", " << e.name;
+        EXPECT_LE(e.error, bounds_of(rule, of).outputs) << rule << ", " << of.name << ", " << e.name;
     }
   }
 }

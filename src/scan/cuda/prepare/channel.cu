@@ -64,6 +64,9 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
   }
   sync_threads();
   finish_block_decays(decays, warp, d, out);
+  // On Hopper streams of 128 channels have no register for it.
+  const bool has_register = kPlain || kTileK < 128 || !is_hopper(),
+             lasting = kDelta && has_register && channels_last(decays);
   if constexpr (kPlain) {
     if (coefficients_of >= 0) {
       const float4 norms = coefs[coefficients_of].read_erase;
@@ -78,16 +81,16 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
     out.forward->z_scale[thread] = out.z == nullptr ? coefs[thread].lo.z : thread < coord.span.rows ? 1.0f : 0.0f;
   if (fetched && exact) {
     for_each_fetched_row<kN, kPlain>(x, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-      channel_row<Layout, RowDecays::kExact>(r, warp, s, alpha[r], d, decays, shared, out);
+      channel_row<Layout, RowDecays::kExact>(r, warp, s, alpha[r], d, decays, lasting, shared, out);
     });
   } else {
     for_each_row<kN>(x, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
       float row[kN];
       decay_row(x, decay_tensor, coord, r, row);
-      channel_row<Layout, RowDecays::kBounded>(r, warp, s, row, d, decays, shared, out);
+      channel_row<Layout, RowDecays::kBounded>(r, warp, s, row, d, decays, lasting, shared, out);
     });
     bounded_keys<kN>(x, decay_tensor, coord, coefs, d.behind,
-                     [&](int r, const float(&k)[kN]) { store_key<Layout>(r, k, shared, out); });
+                     [&](int r, const float(&k)[kN]) { store_key<Layout>(r, k, lasting, shared, out); });
   }
   const bool keeps_keys = kDelta && args.keys != nullptr;
   if (keeps_keys) {  // before they become x
@@ -97,12 +100,17 @@ __global__ void __launch_bounds__(kPrepareThreads, resident_blocks(2))
     sync_threads();
   }
   channel_pairs<Layout>(shared, warp, decays);
+  // Found again, since registers are few before.
+  const bool has_lo_parts = kDelta && has_register && channels_last(decays);
+  if constexpr (kDelta) {
+    if (has_lo_parts) fetch_lo_parts<Layout>(shared, out);
+  }
 
   const auto z_of = [&](int row) { return coefs[row].lo.z; };
   if constexpr (kDelta) {
     FinishBuffers buffers{};
     buffers.keys = shared + Layout::kKeys, buffers.t = buffers.m = shared + Layout::kT, buffers.a = shared + Layout::kA,
-    buffers.p = shared + Layout::kP;
+    buffers.p = shared + Layout::kP, buffers.keys_lo = has_lo_parts ? shared + Layout::kReads : nullptr;
     // Made again, since registers are few before.
     const auto leaves = chunk_tiles_of<kTileK, QETiles<kTileK>>(
         args, static_cast<int64_t>(opaque(static_cast<int>(block_chunk()))) * x.HV + block_index_x());

@@ -108,6 +108,23 @@ FW_DEVICE void block_products(const BlockDecays<kTileK>& decays, int warp, Chann
   }
 }
 
+// After the block's barrier: whether every channel keeps so much of each block's state that X has the keys' lo parts
+// too (lasts() in finish.cuh).
+template <int kTileK>
+FW_DEVICE bool channels_last(const BlockDecays<kTileK>& decays) {
+  constexpr int kN = kTileK / 32;
+  const float least = exp2_fast(kLastingChunk / 8);
+  bool fades = false;
+  FW_UNROLL
+  for (int block = 0; block < 8; ++block) {
+    float x[kN];
+    load_floats(decays.total[block] + static_cast<int>(lane_index()) * kN, x);
+    FW_UNROLL
+    for (int j = 0; j < kN; ++j) fades = fades || !(x[j] > least);
+  }
+  return warp_ballot(fades) == 0;
+}
+
 // By all threads, after the block's barrier: those, and gamma of the chunk tiles.
 template <int kTileK, class ChunkTile>
 FW_DEVICE void finish_block_decays(const BlockDecays<kTileK>& decays, int warp, ChannelDecays<kTileK / 32>& d,

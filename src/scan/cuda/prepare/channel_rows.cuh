@@ -57,14 +57,17 @@ FW_DEVICE void store_ends(int r, int warp, const float (&down)[kTileK / 32], con
   }
 }
 
-// exp(G_C - G) (.) w of a row.
+// exp(G_C - G) (.) w of a row. lasting: what bf16 leaves out of it rests in the memory of the chunk tile x until T and
+// P are made.
 template <class Layout, class ChunkTile, int kTileK = Layout::kTileK>
-FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, const ChunkTiles<kTileK, ChunkTile>& out) {
+FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], bool lasting, char* shared,
+                         const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
   const PackedChannels<kN> packed = pack_channels(k);
   if constexpr (Layout::kDelta) {
     store_packed(shared + Layout::kKeys + at, packed);
+    if (lasting) store_packed(reinterpret_cast<char*>(out.solved->x) + at, pack_lo_parts(k, packed));
   } else {
     store_packed(reinterpret_cast<char*>(out.forward->x) + at, packed);
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->k) + at, packed);
@@ -74,7 +77,7 @@ FW_DEVICE void store_key(int r, const float (&k)[kTileK / 32], char* shared, con
 // The streams of a row of the warp: the operands of T and P to shared memory, and with their decays to the chunk tiles.
 template <class Layout, RowDecays kDecays, class ChunkTile, int kTileK = Layout::kTileK>
 FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, const float (&alpha)[kTileK / 32],
-                           ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays, char* shared,
+                           ChannelDecays<kTileK / 32>& d, const BlockDecays<kTileK>& decays, bool lasting, char* shared,
                            const ChunkTiles<kTileK, ChunkTile>& out) {
   constexpr int kN = kTileK / 32;
   const uint32_t at = lane_offset<kN>(r);
@@ -90,8 +93,20 @@ FW_DEVICE void channel_row(int r, int warp, const KeyStreams<kTileK / 32>& s, co
   } else {
     if (out.backward != nullptr) store_packed(reinterpret_cast<char*>(out.backward->q) + at, q_packed);
   }
-  if constexpr (kDecays == RowDecays::kExact) store_key<Layout>(r, row.k, shared, out);
+  if constexpr (kDecays == RowDecays::kExact) store_key<Layout>(r, row.k, lasting, shared, out);
   sync_warp();  // rows stay apart: with addresses of later ones made ahead there are too few registers
+}
+
+// What store_key() has left of a warp's keys, in place of its reads.
+template <class Layout, class ChunkTile, int kTileK = Layout::kTileK>
+FW_DEVICE void fetch_lo_parts(char* shared, const ChunkTiles<kTileK, ChunkTile>& out) {
+  constexpr int kN = kTileK / 32;
+  FW_NO_UNROLL
+  for (int r = 0; r < kWarpRows; ++r) {
+    const uint32_t at = lane_offset<kN>(r);
+    store_packed(shared + Layout::kReads + at, load_packed<kN>(reinterpret_cast<const char*>(out.solved->x) + at));
+  }
+  fence_async_global();  // TMA writes x there
 }
 
 // The block of 16 rows of T or P that a warp has: the two warps of one scheduler share its work evenly.

@@ -28,8 +28,8 @@ struct FinishBuffers {
   HiLoInverse hi_lo = {};
   char* p_low = nullptr;
   bool exact_keys = false;  // the factors are powers of two: keys times them leave nothing out
-  // kHiLo: what bf16 leaves out of the keys and of minus_e, or null; a matrix for what it leaves out of y, may be e_lo.
-  // (That of x goes where fine.low and p_low were, which lie side by side.)
+  // What bf16 leaves out of the keys, kHiLo or of streams, or null; kHiLo: the same of minus_e, and a matrix for what
+  // it leaves out of y, may be e_lo. (That of x goes where fine.low and p_low were, which lie side by side.)
   char *keys_lo = nullptr, *e_lo = nullptr, *y_lo = nullptr;
   const float* last_pair = nullptr;  // not kHiLo: of the chunk's rows, for lasts()
   uint64_t* claimed = nullptr;       // kClaimed: a half barrier
@@ -159,8 +159,18 @@ FW_DEVICE void finish_delta(const FinishBuffers& s, int warp, const ChunkTiles<k
       uint32_t keys = shared_address(s.keys);
       // addresses are not kept from before: registers
       if constexpr (kTileK == 128) keys = static_cast<uint32_t>(opaque(static_cast<int>(keys)));
-      const int rounds = s.last_pair != nullptr && lasts(*s.last_pair) ? 2 : 1;
-      transform_keys<kForm != RowForm::kStreams>(keys, s.k_factors, {a.high, 0, rounds}, warp);
+      if constexpr (kForm == RowForm::kStreams) {
+        // Two calls, so that without lo parts there is no loop over parts.
+        const auto middle = [](float(&)[8][4]) {};
+        if (s.keys_lo != nullptr) {
+          transform_keys<false, false>(keys, nullptr, a, warp, middle, shared_address(s.keys_lo));
+        } else {
+          transform_keys<false, false>(keys, nullptr, a, warp, middle);
+        }
+      } else {
+        const int rounds = s.last_pair != nullptr && lasts(*s.last_pair) ? 2 : 1;
+        transform_keys<true>(keys, s.k_factors, {a.high, 0, rounds}, warp);
+      }
     }
   }
   read_products<kHiLo>(p, a, s.m, warp);

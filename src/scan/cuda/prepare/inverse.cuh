@@ -217,28 +217,31 @@ FW_DEVICE void rounded_columns(float* t, char* a, int warp) {
       *reinterpret_cast<uint4*>(at(16 * block + lane / 2, 8 * (lane % 2))) = make_uint4(0, 0, 0, 0);
       continue;
     }
-    float sums[2][4] = {};  // (T A)^T of the rows above: 16 columns, 16 rows
-    FW_NO_UNROLL
-    for (int above = 16 * warp; above < 16 * block; above += 8) {
-      const int m = above + k;
-      const uint32_t left[4] = {entry(m, g), entry(m, g + 8), entry(m + 4, g), entry(m + 4, g + 8)};
-      FW_UNROLL
-      for (int n = 0; n < 2; ++n) {
-        const float* row = t + triangle_index(16 * block + 8 * n + g, m);
-        mma_tf32(sums[n], left, nearest_tf32(row[0]), nearest_tf32(row[4]));
-      }
-    }
     float x[16];
     FW_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      const int from = 4 * (column & 7) + (i & 7) / 2;
-      const float low = shuffle(sums[i / 8][i % 2], from), high = shuffle(sums[i / 8][2 + i % 2], from);
-      x[i] = (block == warp && i == column ? 1.0f : 0.0f) - (column < 8 ? low : high);
+    for (int n = 0; n < 2; ++n) {
+      float sums[4] = {};  // (T A)^T of the rows above: 16 columns, 8 rows
+      FW_NO_UNROLL
+      for (int above = 16 * warp; above < 16 * block; above += 8) {
+        const int m = above + k;
+        const uint32_t left[4] = {entry(m, g), entry(m, g + 8), entry(m + 4, g), entry(m + 4, g + 8)};
+        const float* row = t + triangle_index(16 * block + 8 * n + g, m);
+        mma_tf32(sums, left, nearest_tf32(row[0]), nearest_tf32(row[4]));
+      }
+      FW_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const int from = 4 * (column & 7) + i / 2;
+        const float low = shuffle(sums[i % 2], from), high = shuffle(sums[2 + i % 2], from);
+        x[8 * n + i] = (block == warp && 8 * n + i == column ? 1.0f : 0.0f) - (column < 8 ? low : high);
+      }
     }
     substitute<true>(t + triangle_index(16 * block, 16 * block), triangle_stride(block), x);
+    const int own = opaque(static_cast<int>(lane_index())), odd = own >> 4;
+    char* const to = a + 2 * (own & 7);
     FW_UNROLL
     for (int i = 0; i < 16; i += 2)
-      *reinterpret_cast<uint16_t*>(at(16 * block + i + (lane >> 4), column)) = bf16_bits(lane < 16 ? x[i] : x[i + 1]);
+      *reinterpret_cast<uint16_t*>(to + atom_offset(16 * block + i + odd, 2 * warp + ((own & 15) >> 3))) =
+          bf16_bits(odd == 0 ? x[i] : x[i + 1]);
     sync_warp();
   }
 }

@@ -111,16 +111,16 @@ __global__ void __launch_bounds__(kPrepareThreads, 2)
     finish_block_decays(decays, warp, d, out);
     if (fetched && exact) {
       for_each_fetched_row<kN, false>(own, coord, raw, coefs, [&](int r, const KeyStreams<kN>& s) {
-        channel_row<Layout, RowDecays::kExact>(r, warp, s, alpha[r], d, decays, shared, out);
+        channel_row<Layout, RowDecays::kExact>(r, warp, s, alpha[r], d, decays, false, shared, out);
       });
     } else {
       for_each_row<kN>(own, coord, coefs, [&](int r, const KeyStreams<kN>& s) {
         float row[kN];
         decay_row(own, decay_tensor, coord, r, row);
-        channel_row<Layout, RowDecays::kBounded>(r, warp, s, row, d, decays, shared, out);
+        channel_row<Layout, RowDecays::kBounded>(r, warp, s, row, d, decays, false, shared, out);
       });
       bounded_keys<kN>(own, decay_tensor, coord, coefs, d.behind,
-                       [&](int r, const float(&k)[kN]) { store_key<Layout>(r, k, shared, out); });
+                       [&](int r, const float(&k)[kN]) { store_key<Layout>(r, k, false, shared, out); });
     }
     fence_async_shared();
     sync_threads();
