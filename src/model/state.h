@@ -43,7 +43,10 @@ class ModelState {
   // A copy has neither rings nor places of drafts; what they hold of `other` is folded and stored first.
   ModelState(const ModelState& other);
   ModelState(ModelState&&) noexcept = default;
-  ModelState& operator=(const ModelState& other) { return *this = ModelState(other); }
+  ModelState& operator=(const ModelState& other) {
+    if (this != &other) *this = ModelState(other);
+    return *this;
+  }
   ModelState& operator=(ModelState&&) noexcept = default;
   ~ModelState() = default;
   Device& device() const { return *device_; }

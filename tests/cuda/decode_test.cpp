@@ -739,7 +739,7 @@ TEST_P(Decoders, DraftsHaveTheLogitsAndStatesOfSingleTokens) {
     if (exact) {
       EXPECT_EQ(got, want) << what;
     } else {
-      expect_near({got.begin(), got.end()}, {want.begin(), want.end()}, bound, what.c_str());
+      expect_near({got.begin(), got.end()}, {want.begin(), want.end()}, bound, what);
     }
   };
   std::vector<OneModel> list = decoder_models();

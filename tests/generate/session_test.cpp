@@ -224,6 +224,7 @@ TEST_F(SessionTest, WithARingItIsTheSameSession) {
   for (int i = 0; i < 3; ++i) batch.next(kSampling, false);
   batch.put(1, third);
   std::vector<int32_t> beside;
+  beside.reserve(40);
   for (int i = 0; i < 40; ++i) beside.push_back(batch.next(kSampling, false)[1].id);
   EXPECT_EQ(beside, expected);
 }

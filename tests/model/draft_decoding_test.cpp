@@ -272,7 +272,8 @@ TEST(DraftDecoder, OthersMayUseTheState) {
   compare(state);
   read_three(2);
   {
-    const ModelState<double> copy = state;
+    ModelState<double> copy(config, 1);
+    copy = state;
     compare(copy);
     ModelState<double> many(config, 2);
     many.put(1, state);
