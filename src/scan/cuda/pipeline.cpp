@@ -262,7 +262,7 @@ Pipeline plan_forward(const CallTraits& traits, const Plan& plan, const DevicePl
     p.steps_precond = uses_precond && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr &&
                       (plan.slots.skips || !plan.slots);
     t.has_m = uses_precond && !p.steps_precond;
-    if (t.has_m) p.add(plan.slots.tokens != nullptr || t.ring ? StageKind::kPrecondTokens : StageKind::kPrecond);
+    if (t.has_m) p.add(StageKind::kPrecondTokens);
     p.token = select_token(t);
     p.add(StageKind::kToken);
     return p;

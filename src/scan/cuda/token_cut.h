@@ -6,9 +6,8 @@
 
 namespace fw::cuda {
 
-// Whether token_forward() is kStep or kHeads (pipeline.h), which also make values of gates that are logits: a few
-// tokens of every sequence, not packed. starts: sequences without a slot begin from zero and are not skipped; kTokens
-// alone has them.
+// Whether token_forward() is kStep or kHeads (pipeline.h): a few tokens of every sequence, not packed. starts:
+// sequences without a slot begin from zero and are not skipped; kTokens alone has them.
 constexpr bool few_tokens(bool packed, int64_t tokens, bool token_slots, bool starts) {
   constexpr int kMost = 4;  // a warp each (token/forward.cu: kStateWarps)
   return !packed && tokens > 0 && tokens <= kMost && !token_slots && !starts;

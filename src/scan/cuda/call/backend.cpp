@@ -2,12 +2,10 @@
 // (no_cuda/scan.cpp).
 #include "scan/backend.h"
 
-#include <algorithm>
 #include <optional>
 
 #include "base/error.h"
 #include "gpu/device.h"
-#include "rule/gates.h"
 #include "scan/cuda/require_device.h"
 #include "scan/cuda/rewrites/dplr_as_two_tokens.h"
 #include "scan/cuda/rewrites/rewrite.h"
@@ -28,9 +26,7 @@ const char* lacks(const Rule& rule, int64_t H, int64_t HV) {
 class CudaCall final : public Call {
  public:
   explicit CudaCall(Plan plan_of_caller) : Call(std::move(plan_of_caller)), call_(rewritten(plan())) {
-    if (plan().form != FW_FORM_DECODE) return;
-    check_decode();
-    if (!call_.chunk_form()) return;
+    if (plan().form != FW_FORM_DECODE || !call_.chunk_form()) return;
     token_plan_ = plan();
     token_plan_.form = FW_FORM_TOKEN;
     const cuda::DeviceScope scope(plan().device_number);
@@ -76,15 +72,6 @@ class CudaCall final : public Call {
   }
 
  private:
-  // What a step sums or forms in another order than a sequence does.
-  void check_decode() const {
-    const auto specs = gate_specs(plan().rule, plan().gates);
-    const bool logits = std::any_of(specs.begin(), specs.end(), [](const GateSpec& gate) { return gate.logits(); });
-    if (!plan().rule.uses_precond() && !logits) return;
-    fail_usage(
-        "descriptor: form: expected FW_FORM_DECODE on CUDA with {}, got '{}'; FW_FORM_TOKEN and FW_FORM_CHUNK take it",
-        logits ? "all gates as values" : "a rule without a preconditioner", to_string(plan().rule));
-  }
   // Where there is no GPU, the plan is that of an H100 or H200.
   static cuda::Arch arch() {
     const cuda::Arch current = cuda::current_arch();

@@ -78,13 +78,15 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 2 : 4)
 }
 
 // Any tokens: four warps make the ones of a batch, while the others take their rows through those of the batch before.
-template <int kN, int kRows>
+template <int kN, int kRows, TokenGates kGates>
 __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
     token_forward_kernel(const __grid_constant__ TokenForwardArgs a, const __grid_constant__ ForwardCut cut) {
   const int lane = static_cast<int>(lane_index()), warp = static_cast<int>(warp_index()) % kStateWarps;
   const bool makes = warp_index() >= kStateWarps;
   grid_dependency_wait();
   TokenCoord coord = tile_coord<kN, kRows>(cut);
+  GateScalars<kN> own = {};
+  if (kGates == TokenGates::kLogits && makes) own = token_gate_scalars<kN>(a.problem, coord.hv, lane);
   if (!find_slot(a, cut, coord)) return;
   const int length = sequence_length(a.problem.sequences, coord.n), bytes = cut.gather.bytes;
   const int batches = (length + kStateWarps - 1) / kStateWarps;
@@ -96,8 +98,7 @@ __global__ void __launch_bounds__(2 * kStateThreads, kN == 8 ? 1 : 2)
       const int t = batch * kStateWarps + warp;
       char* const token = shared_memory() + (batch % 2 * kStateWarps + warp) * bytes;
       if (t < length)
-        make_token<TokenGates::kValues>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token),
-                                        GateScalars<kN>(), lane, token);
+        make_token<kGates>(a, cut, coord, t, cut.tile, start_token(a, cut, coord, t, lane, token), own, lane, token);
     } else if (batch == 0) {
       state.arrived();
     } else {
@@ -207,8 +208,8 @@ __global__ void __launch_bounds__(32 * kStepWarps)
   if (slot >= 0) store_channels(precond_rows(args.final_precond, slot, h), 0, lane * kN, x.K, a);
 }
 
-// A through the tokens of each sequence, one after the other, with A after each at the token's slot or, without those,
-// after the last one where it was, and M. A warp has a key head.
+// A through the tokens of each sequence, one after the other, and M. A after each token goes to the token's slot or,
+// without those, A after the last one to the sequence's. A warp has a key head.
 template <int kN>
 __global__ void __launch_bounds__(32 * kStepWarps)
     precond_tokens_kernel(const __grid_constant__ PrecondForwardArgs args, PrecondMap<float> map) {
@@ -217,12 +218,14 @@ __global__ void __launch_bounds__(32 * kStepWarps)
   const unsigned item = block_index_x() * kStepWarps + warp_index(), heads = static_cast<unsigned>(x.H);
   const int n = static_cast<int>(item / heads), h = static_cast<int>(item % heads);
   const int slot = n >= x.sequences.N ? -1 : start_slot(args.slots, n);
-  if (slot < 0) return;
-  const Rows from = precond_rows(x.initial_precond, slot, h), keys = key_rows(x.in.k, x.sequences, n, h),
-             decays = key_rows(x.in.precond_g, x.sequences, n, h),
+  if (n >= x.sequences.N || skips(args.slots, slot)) return;
+  const Rows from = slot < 0 ? Rows() : precond_rows(x.initial_precond, slot, h),
+             keys = key_rows(x.in.k, x.sequences, n, h), decays = key_rows(x.in.precond_g, x.sequences, n, h),
              gains = key_rows(x.in.precond_beta, x.sequences, n, h);
-  const float center = precond_center(x, h);
   const int length = sequence_length(x.sequences, n);
+  const float center = length > 0 ? precond_center(x, h) : 0.0f;  // where there are no tokens, no tensors are given
+  const bool keeps = args.final_precond.data != nullptr, tokens = keeps && args.slots.tokens != nullptr,
+             checkpoints = args.checkpoints.states.data != nullptr;
   float* const made = args.m + (first_token(x.sequences, n) * x.H + h) * x.K;
   float a[kN] = {};
   if (from.data != nullptr) load_channels(from, 0, lane * kN, x.K, a);
@@ -232,10 +235,13 @@ __global__ void __launch_bounds__(32 * kStepWarps)
     load_channels(keys, t, lane * kN, x.K, k);
     step_precond(x, map, center, load_element(decays, t, 0), load_element(gains, t, 0), lane, k, a, m);
     store_channels({reinterpret_cast<char*>(made), int64_t{x.H} * x.K, 0}, t, lane * kN, x.K, m);
-    const int to = args.slots.tokens != nullptr ? token_slot(args.slots, n, t) : t + 1 == length ? slot : -1;
-    if (to >= 0 && args.final_precond.data != nullptr)
-      store_channels(precond_rows(args.final_precond, to, h), 0, lane * kN, x.K, a);
+    const int to = tokens ? token_slot(args.slots, n, t) : -1;
+    if (to >= 0) store_channels(precond_rows(args.final_precond, to, h), 0, lane * kN, x.K, a);
+    const int kept = checkpoints ? checkpoint_after(args.checkpoints, n, t + 1) : -1;
+    if (kept >= 0) store_channels(precond_rows(args.checkpoints.states, kept, h), 0, lane * kN, x.K, a);
   }
+  const int end = keeps && !tokens ? end_slot(args.slots, n) : -1;
+  if (end >= 0) store_channels(precond_rows(args.final_precond, end, h), 0, lane * kN, x.K, a);
 }
 
 template <int kN>
@@ -272,10 +278,10 @@ void launch_rows(const TokenForwardArgs& args, bool few, int sm_count, void* str
                       grid, static_cast<unsigned>(kStateThreads + 32 * tokens), shared, stream, args, cut);
     return launch_step<kN>(args, cut, stream);
   }
-  if (x.fused.any())
-    fail_internal("token_forward: expected values of gates where tokens are many, or at slots of their own");
   cut.gather.makes_m = false;  // there is no token
-  launch_overlapped(token_forward_kernel<kN, kRows>, grid, 2 * kStateThreads, shared, stream, args, cut);
+  launch_overlapped(x.fused.any() ? token_forward_kernel<kN, kRows, TokenGates::kLogits>
+                                  : token_forward_kernel<kN, kRows, TokenGates::kValues>,
+                    grid, 2 * kStateThreads, shared, stream, args, cut);
 }
 
 template <int kN>
