@@ -88,12 +88,63 @@ void forward_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
   }
 }
 
+// The same for one token alone, with its bits: the decay is formed twice in place of a store between the passes.
+template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn, int kVectors>
+void step_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
+  constexpr bool kDelta = kErase != TokenErase::kNone;
+  const hn::ScalableTag<T> d;
+  using Vec = hn::Vec<decltype(d)>;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d)), K = tile.K, ld = tile.ld_state;
+  const T* const f = kOwn ? tile.f : tile.w;
+  const auto alpha_all = hn::Set(d, kDecay == TokenDecay::kScalar ? tile.alpha[0] : T(1));
+  const auto alpha = [&](int64_t k) { return kDecay == TokenDecay::kChannel ? hn::Set(d, tile.alpha[k]) : alpha_all; };
+  Vec u[kVectors], z[kVectors], acc_e[kVectors], acc_r[kVectors];
+  for (int i = 0; i < kVectors; ++i) acc_e[i] = acc_r[i] = hn::Zero(d);
+  T* s = tile.state + j;
+  for (int64_t k = 0; k < K; ++k, s += ld) {
+    const auto rk = hn::Set(d, tile.r[k]), ek = kDelta ? hn::Set(d, tile.e[k]) : rk, ak = alpha(k);
+    for (int i = 0; i < kVectors; ++i) {
+      auto sv = hn::LoadU(d, s + i * lanes);
+      if (kErase == TokenErase::kLag) acc_e[i] = hn::MulAdd(ek, sv, acc_e[i]);
+      if (kDecay != TokenDecay::kNone) sv = hn::Mul(ak, sv);
+      if (kErase == TokenErase::kDecayed) acc_e[i] = hn::MulAdd(ek, sv, acc_e[i]);
+      acc_r[i] = hn::MulAdd(rk, sv, acc_r[i]);
+    }
+  }
+  const auto wr = hn::Set(d, row_dot(kp, tile.w, tile.r));
+  const auto fr = hn::Set(d, kOwn ? row_dot(kp, f, tile.r) : T(0));
+  for (int i = 0; i < kVectors; ++i) {
+    const int64_t at = j + i * lanes;
+    z[i] = hn::LoadU(d, tile.z + at);
+    u[i] = kOwn ? hn::Neg(acc_e[i]) : hn::Sub(z[i], acc_e[i]);
+    const auto o = kOwn ? hn::MulAdd(fr, u[i], hn::MulAdd(wr, z[i], acc_r[i])) : hn::MulAdd(wr, u[i], acc_r[i]);
+    hn::StoreU(o, d, tile.o + at);
+    hn::StoreU(u[i], d, tile.u + at);
+  }
+  s = tile.state + j;
+  for (int64_t k = 0; k < K; ++k, s += ld) {
+    const auto fk = hn::Set(d, f[k]), wk = hn::Set(d, tile.w[k]), ak = alpha(k);
+    for (int i = 0; i < kVectors; ++i) {
+      auto sv = hn::LoadU(d, s + i * lanes);
+      if (kDecay != TokenDecay::kNone) sv = hn::Mul(ak, sv);
+      sv = hn::MulAdd(fk, u[i], sv);
+      if (kOwn) sv = hn::MulAdd(wk, z[i], sv);
+      hn::StoreU(sv, d, s + i * lanes);
+    }
+  }
+}
+
 template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn>
 void forward_sw128_tiles(const TokenTile<T>& tile) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t kp = padded(tile.K);
   int64_t j = 0;
+  if (tile.rows == 1) {
+    for (; j + 4 * lanes <= tile.V; j += 4 * lanes) step_sw128<T, kDecay, kErase, kOwn, 4>(tile, j, kp);
+    for (; j < tile.V; j += lanes) step_sw128<T, kDecay, kErase, kOwn, 1>(tile, j, kp);
+    return;
+  }
   for (; j + 4 * lanes <= tile.V; j += 4 * lanes) forward_sw128<T, kDecay, kErase, kOwn, 4>(tile, j, kp);
   for (; j < tile.V; j += lanes) forward_sw128<T, kDecay, kErase, kOwn, 1>(tile, j, kp);
 }
