@@ -94,7 +94,7 @@ struct HeadArg {
 // gradients_fuse_gates()), rounded to bf16: log-decays and gates of channels, all that the rule has, or none. Besides,
 // of one scalar per token, in float32 (common/front/token_scalars.cuh): all that the rule has, or none. Forward the
 // first kernel that reads them makes the values, and backward, where these are given, gradients() those of the logits.
-// In the token form token_forward(). a_log and dt_bias are the log-decay's.
+// In the token form token_forward(), of few tokens or with the bits of steps. a_log and dt_bias are the log-decay's.
 struct FusedGates {
   GateLaw<float> g, erase_gate, write_gate, beta, lambda;
   HeadArg a_log, dt_bias;

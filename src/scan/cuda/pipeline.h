@@ -49,7 +49,7 @@ bool copied(const CallTraits& t);
 // scan over the segments, a join of what these do to a state, and a second pass.
 enum class StageKind : uint8_t {
   kPrecond,        // precond/: M or what kernels make it from
-  kPrecondTokens,  // token/: M of every token with the bits of steps, for the token form and slots of tokens
+  kPrecondTokens,  // token/: M of every token with the bits of steps
   kPrepare,
   kFirstScan,
   kJoin,

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "scan/cuda/pipeline.h"
 #include "scan/cuda/token_arg.h"
+#include "scan/cuda/token_cut.h"
 
 namespace fw::cuda {
 namespace {
@@ -59,6 +60,9 @@ auto* law_in(Fused& fused, const GateSpec& spec) {
 // and the buffers read.
 FusedGates token_activations(const Plan& plan) {
   FusedGates fused;
+  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips) &&
+      !plan.bits_of_steps)
+    return fused;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
     GateLaw<float>* const law = law_in(fused, spec);
@@ -111,7 +115,8 @@ bool is_fused(const FusedGates& fused, const GateSpec& gate) {
 }
 
 // Laws, without their parameters, of the logits that kernels may take as they are: log-decays and gates of channels in
-// bf16, all or none, and those of one number a token, all or none. In the token form any, or none.
+// bf16, all or none, and those of one number a token, all or none. In the token form any, or none: of few_tokens()
+// (token_cut.h), and where bits are those of steps.
 FusedGates fused_activations(const Plan& plan, bool chunk_form) {
   FusedGates fused;
   if (plan.f32_gates) return fused;  // their logits are float32 rows
