@@ -38,8 +38,9 @@ struct Exec {
 
 template <class T>
 void sigmoid_columns(const Exec<T>& exec, const SigmoidColumns& of, Mat<T> y) {
+  if (of.size == 0 || y.rows == 0) return;
   const Mat<T> gates = y.col_range(of.begin, of.size);
-  if (of.size > 0) exec.sigmoid_gate_forward(gates, nullptr, static_cast<Wide<T>>(of.scale), gates);
+  exec.sigmoid_gate_forward(gates, nullptr, static_cast<Wide<T>>(of.scale), gates);
 }
 
 }  // namespace fw
