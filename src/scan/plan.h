@@ -30,9 +30,10 @@ struct Slots {
   const int32_t* accepted = nullptr;  // [N]
   const int32_t* finals = nullptr;    // [N]
   int64_t columns = 0;
-  int32_t first = 0;    // those below it are none
-  bool clears = false;  // o of a skipped sequence is zero
-  bool skips = false;   // sequences without a slot, as fw_step does; else they start from zero
+  int32_t first = 0;       // those below it are none
+  bool clears = false;     // o of a skipped sequence is zero
+  bool skips = false;      // sequences without a slot, as fw_step does; else they start from zero
+  int32_t token_rows = 1;  // of a GPU's kernels, 1 or 2: the states after the last row of a token have its slot
   explicit operator bool() const { return own != nullptr || tokens != nullptr; }
   static constexpr int32_t kNone = -1;
   int32_t usable(int32_t slot) const { return slot < first ? kNone : slot; }
@@ -48,6 +49,8 @@ struct Slots {
   // Without slots of tokens: where its final states go.
   int64_t end(int64_t n) const { return finals != nullptr ? usable(finals[n]) : start(n); }
   bool skipped(int64_t n) const { return skips && start(n) < 0; }
+  // Whether o of sequences that may be skipped must stay as it is.
+  bool keeps_outputs() const { return *this && skips && !clears; }
 };
 
 // Copies of the states every so many tokens of a sequence (fw_desc.checkpoint_interval).

@@ -3,7 +3,9 @@
 
 #include <cstring>
 
+#include "base/f16.h"
 #include "cuda/device_runs.h"
+#include "reference/header_tensors.h"
 
 namespace fw::testing {
 namespace {
@@ -134,6 +136,76 @@ TEST(Step, SlotsAndStatesOfBf16) {
                     std::vector<double>(after.begin() + from, after.begin() + from + length),
                     std::vector<double>(expected.final_state.begin() + of, expected.final_state.begin() + of + length)),
                 narrow ? 4e-3 : kTokenBound);
+    }
+  }
+}
+
+// Where rewrites give kernels another tensor in place of o, that one has what it was: of float16, of two rows a token.
+TEST(Step, OutputsOfSkippedSequencesStay) {
+  const struct {
+    const char* rule;
+    fw_dtype dtype;
+  } calls[] = {{"kda", FW_F32}, {"kda", FW_F16}, {"dplr", FW_F32}, {"dplr", FW_BF16}, {"comba", FW_F16}};
+  for (const auto& call : calls) {
+    for (const int64_t T : {1, 2}) {
+      SCOPED_TRACE(fmt::format("{} {} T {}", call.rule, static_cast<int>(call.dtype), T));
+      ProblemOptions options;
+      options.sequences = SeqLayout::uniform(3, T);
+      options.H = options.HV = 2;
+      options.K = 64, options.V = 32;
+      options.seed = 6;
+      const Problem p = of_bf16_numbers(random_problem(preset(call.rule).rule, options));
+      const auto bits = [&](const std::vector<double>& x) {
+        if (call.dtype == FW_F32) return on_device(floats(x));
+        if (call.dtype == FW_BF16) return on_device(bf16(x));
+        const std::vector<float> wide = floats(x);
+        std::vector<F16> narrow(wide.size());
+        round_to_f16(static_cast<int64_t>(wide.size()), wide.data(), narrow.data());
+        return on_device(narrow);
+      };
+      fw_inputs in;
+      fw_outputs out;
+      fw_inputs_init(&in);
+      fw_outputs_init(&out);
+      std::vector<DeviceMemory> memory;
+      for (const auto& field : reference_input_fields()) {
+        const std::vector<double>& values = p.in.*field.values;
+        if (values.empty() || std::string(field.name) == "initial_state") continue;
+        memory.push_back(bits(values));
+        std::vector<int64_t> shape = field.shape(p.rule, p.shape);  // [tokens, ...]
+        shape.front() = T;
+        shape.insert(shape.begin(), 3);
+        for (const auto& named : kInputTensors) {
+          if (std::string(named.name) == field.name) in.*named.tensor = device_tensor(memory.back(), call.dtype, shape);
+        }
+      }
+      const size_t state = 2 * 64 * 32, row = static_cast<size_t>(T) * 2 * 32;
+      const DeviceMemory states = on_device(std::vector<float>(2 * state, 0.25f)),
+                         slots = on_device(std::vector<int32_t>{1, -1, 0}), o = bits(std::vector<double>(3 * row, 7)),
+                         untouched = bits(std::vector<double>(row, 7));
+      in.initial_state = out.final_state = device_tensor(states, FW_F32, {2, 2, 64, 32});
+      out.o = device_tensor(o, call.dtype, {3, T, 2, 32});
+      fw_desc desc;
+      fw_desc_init(&desc);
+      desc.rule = to_c(p.rule);
+      desc.device = FW_DEVICE_CUDA;
+      desc.io_dtype = call.dtype;
+      desc.B = 3, desc.T = T, desc.H = desc.HV = 2, desc.K = 64, desc.V = 32;
+      desc.state_pool.slots = static_cast<const int32_t*>(slots.data());
+      desc.state_pool.num_slots = 2;
+      fw_sizes sizes;
+      fw_sizes_init(&sizes);
+      ASSERT_EQ(fw_workspace_query(&desc, &sizes), FW_OK) << fw_last_error();
+      const DeviceMemory workspace = on_device(std::vector<uint8_t>(sizes.forward + 1, 0xff));
+      ASSERT_EQ(fw_step(&desc, &in, &out, workspace.data(), sizes.forward), FW_OK) << fw_last_error();
+      const size_t bytes = row * (call.dtype == FW_F32 ? 4 : 2);
+      std::vector<uint8_t> got(3 * bytes), kept(bytes);
+      o.to_host(got.data(), got.size());
+      untouched.to_host(kept.data(), bytes);
+      const auto stayed = [&](size_t n) { return std::memcmp(got.data() + n * bytes, kept.data(), bytes) == 0; };
+      EXPECT_FALSE(stayed(0));
+      EXPECT_TRUE(stayed(1));
+      EXPECT_FALSE(stayed(2));
     }
   }
 }

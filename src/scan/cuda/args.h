@@ -40,6 +40,7 @@ struct SlotArg {
   // [N]: tokens of the call before, whose last one's slot is where the sequence starts
   const int32_t* accepted = nullptr;
   int32_t columns = 0, first = 0;  // slots below `first` are none
+  int32_t token_rows = 1;          // 1 or 2: the states after the last row of a token go to the token's slot
   int32_t skips = 0;               // a sequence without a slot is skipped; else it starts from zero
   int32_t clears = 0;              // o of skipped sequences is zero
 };

@@ -20,7 +20,7 @@ SlotArg slot_arg(const Plan& plan) {
   const Slots& s = plan.slots;
   SlotArg a;
   a.own = s.own, a.tokens = s.tokens, a.finals = s.finals, a.accepted = s.accepted;
-  a.columns = static_cast<int32_t>(s.columns), a.first = s.first;
+  a.columns = static_cast<int32_t>(s.columns), a.first = s.first, a.token_rows = s.token_rows;
   a.skips = s.skips ? 1 : 0, a.clears = s.clears ? 1 : 0;
   return a;
 }

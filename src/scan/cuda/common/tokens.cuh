@@ -48,15 +48,19 @@ FW_DEVICE int sequence_of_chunk(const SequenceArg& s, int chunk) {
   return low;
 }
 
-// The slot where sequence n starts, and that of its states after token t; -1: none.
+// The slot where sequence n starts, and that of its states after row t; -1: none.
 FW_DEVICE int usable_slot(const SlotArg& s, int slot) { return slot < s.first ? -1 : slot; }
+FW_DEVICE int column_slot(const SlotArg& s, int n, int column) {
+  return column < s.columns ? usable_slot(s, s.tokens[static_cast<int64_t>(n) * s.columns + column]) : -1;
+}
 FW_DEVICE int token_slot(const SlotArg& s, int n, int t) {
-  return t < s.columns ? usable_slot(s, s.tokens[static_cast<int64_t>(n) * s.columns + t]) : -1;
+  if (s.token_rows == 1) return column_slot(s, n, t);
+  return t % 2 != 0 ? column_slot(s, n, t / 2) : -1;
 }
 FW_DEVICE int start_slot(const SlotArg& s, int n) {
   if (s.accepted != nullptr) {
     const int token = s.accepted[n] - 1;
-    return token_slot(s, n, token < 0 ? 0 : token < s.columns ? token : s.columns - 1);
+    return column_slot(s, n, token < 0 ? 0 : token < s.columns ? token : s.columns - 1);
   }
   return s.own != nullptr ? usable_slot(s, s.own[n]) : n;
 }

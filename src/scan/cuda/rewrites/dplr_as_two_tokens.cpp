@@ -19,7 +19,6 @@ Plan plan_of_rows(const Plan& tokens) {
   };
   if (tokens.device_offsets != nullptr) refuse("seqlens.cu_seqlens", "offsets in the host's memory");
   if (tokens.ring && tokens.slots.skips) refuse("ring.tokens", "0");
-  if (tokens.slots.tokens != nullptr) refuse("speculation.token_slots", "no slots of tokens");
   const int64_t most = cuda_backend().most_tokens / 2;
   if (tokens.tokens() > most) {
     fail_usage(
@@ -35,6 +34,7 @@ Plan plan_of_rows(const Plan& tokens) {
   plan.longest *= 2;
   plan.longest_token_form = plan.longest;
   plan.checkpoints.interval *= 2;  // at the same tokens
+  plan.slots.token_rows = 2;
   for (int64_t& offset : plan.offsets) offset *= 2;
   for (int64_t n = 0; plan.packed && n < plan.N; ++n) {
     int64_t& next = plan.chunk_base[static_cast<size_t>(n) + 1];
@@ -133,24 +133,23 @@ Inputs<float> DplrAsTwoTokens::inputs(const Inputs<float>& in, void* workspace) 
   return made;
 }
 
-TokenTensor<float> DplrAsTwoTokens::cotangent(const TokenTensor<float>& d_o, void* workspace) const {
-  if (!d_o) return d_o;
-  const TokenTensor<float> made = rows_at(d_o, d_o_, workspace);
+void DplrAsTwoTokens::expand_second(const TokenTensor<float>& from, const TokenTensor<float>& to) const {
   ExpandArgs args;
   ExpandTask& task = args.tasks[args.count++];
   task.kind = RowsOf::kSecond;
-  task.from = token_arg(plan_, d_o);
-  task.to = token_arg(plan_, made);
-  task.heads = static_cast<int32_t>(d_o.heads);
-  task.dim = static_cast<int32_t>(d_o.dim);
+  task.from = token_arg(plan_, from);
+  task.to = token_arg(plan_, to);
+  task.heads = static_cast<int32_t>(from.heads);
+  task.dim = static_cast<int32_t>(from.dim);
   expand_rows(args, tokens(), plan_.stream);
-  return made;
 }
 
 ForwardTensors DplrAsTwoTokens::open(const ForwardTensors& front, int, void* workspace) const {
   ForwardTensors behind = front;
   behind.in = inputs(front.in, workspace);
-  if (front.out.o) behind.out.o = rows_at(front.out.o, o_, workspace);
+  if (!front.out.o) return behind;
+  behind.out.o = rows_at(front.out.o, o_, workspace);
+  if (plan_.slots.keeps_outputs()) expand_second(front.out.o, behind.out.o);
   return behind;
 }
 
@@ -171,7 +170,10 @@ BackwardTensors DplrAsTwoTokens::open(const BackwardTensors& front, int, void* w
   BackwardTensors behind = front;
   behind.grads = gradients(front.in, front.grads, workspace);
   behind.in = inputs(front.in, workspace);
-  behind.d.o = cotangent(front.d.o, workspace);
+  if (front.d.o) {
+    behind.d.o = rows_at(front.d.o, d_o_, workspace);
+    expand_second(front.d.o, behind.d.o);
+  }
   return behind;
 }
 

@@ -20,7 +20,7 @@ namespace fw::cuda {
 // nothing.
 const char* dplr_as_two_tokens_lacks(const Rule& rule, int64_t H, int64_t HV);
 
-// Refuses what rows cannot have: slots of tokens, offsets on the device, more tokens than half of what CUDA takes.
+// Refuses what rows cannot have: offsets on the device, a ring, more tokens than half of what CUDA takes.
 class DplrAsTwoTokens final : public Rewrite {
  public:
   explicit DplrAsTwoTokens(const RewriteContext& context);
@@ -36,7 +36,8 @@ class DplrAsTwoTokens final : public Rewrite {
 
  private:
   Inputs<float> inputs(const Inputs<float>& in, void* workspace) const;
-  TokenTensor<float> cotangent(const TokenTensor<float>& d_o, void* workspace) const;
+  // The second rows are those of `from`, the first 0.
+  void expand_second(const TokenTensor<float>& from, const TokenTensor<float>& to) const;
   Inputs<float> gradients(const Inputs<float>& in, const Inputs<float>& wanted, void* workspace) const;
   TokenTensor<float> rows_at(const TokenTensor<float>& like, const Region& region, void* workspace) const;
   RowTokens tokens() const;

@@ -106,7 +106,12 @@ Inputs<float> StagedRows::inputs(const Inputs<float>& in, void* workspace) const
 ForwardTensors StagedRows::open(const ForwardTensors& front, int, void* workspace) const {
   ForwardTensors behind = front;
   behind.in = inputs(front.in, workspace);
-  if (stages(front.out.o, o_)) behind.out.o = rows_at(front.out.o, o_, workspace);
+  if (!stages(front.out.o, o_)) return behind;
+  behind.out.o = rows_at(front.out.o, o_, workspace);
+  if (!plan_.slots.keeps_outputs()) return behind;
+  StageArgs args;
+  add(front.out.o, behind.out.o, args);
+  stage_rows(args, tokens(), plan_.stream);
   return behind;
 }
 
