@@ -306,7 +306,7 @@ Plan make_plan(const fw_desc& desc, bool step) {
   plan.f16_io = f16;
   plan.bf16_operands = bf16_operands;
   plan.form = static_cast<fw_form>(desc.form);
-  plan.bits_of_steps = plan.form == FW_FORM_DECODE;
+  plan.bits_of_steps = step || plan.form == FW_FORM_DECODE;
   plan.state_layout = static_cast<fw_state_layout>(desc.state_layout);
   plan.B = desc.B;
   plan.T = desc.T;

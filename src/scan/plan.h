@@ -100,7 +100,7 @@ struct Plan {
   int device_number = -1;            // CUDA's; -1: the calling thread's current one
   void* stream = nullptr;
   Slots slots;
-  bool bits_of_steps = false;  // FW_FORM_DECODE, also where a GPU's forward of it is a call of another form
+  bool bits_of_steps = false;  // fw_step and FW_FORM_DECODE, also where a GPU's forward is a call of another form
   Checkpoints checkpoints;
   Ring ring;
   int64_t segment = 0;       // tokens of a segment as asked for: 0: by the shape, -1: none

@@ -233,9 +233,11 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
     }
     rk_.solve(L, erase_triangle, cp_, found, vp_, vp_);
   }
-  // O goes straight to the caller's rows when they need no padding and a product can write rows so far apart.
+  // O goes straight to the caller's rows when they need no padding and a product can write rows so far apart. The sums
+  // of products of bf16 may depend on how far (oneDNN).
   const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
-  const bool direct = vp_ == columns_ && out.o && o_rows.stride >= columns_ && o_rows.stride <= kMostLeading;
+  const bool direct =
+      !plan_.bf16_operands && vp_ == columns_ && out.o && o_rows.stride >= columns_ && o_rows.stride <= kMostLeading;
   T* o = direct ? o_rows.data + column0_ : s_.o;
   const int64_t ldo = direct ? o_rows.stride : vp_;
   if (have_state) {

@@ -262,8 +262,7 @@ Pipeline plan_forward(const CallTraits& traits, const Plan& plan, const DevicePl
     p.steps_precond = uses_precond && !plan.packed && plan.T == 1 && plan.slots.tokens == nullptr &&
                       (plan.slots.skips || !plan.slots);
     t.has_m = uses_precond && !p.steps_precond;
-    const bool by_tokens = plan.slots.tokens != nullptr || t.ring || plan.bits_of_steps;
-    if (t.has_m) p.add(by_tokens ? StageKind::kPrecondTokens : StageKind::kPrecond);
+    if (t.has_m) p.add(plan.bits_of_steps ? StageKind::kPrecondTokens : StageKind::kPrecond);
     p.token = select_token(t);
     p.add(StageKind::kToken);
     return p;

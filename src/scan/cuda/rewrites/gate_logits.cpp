@@ -60,8 +60,7 @@ auto* law_in(Fused& fused, const GateSpec& spec) {
 // and the buffers read.
 FusedGates token_activations(const Plan& plan) {
   FusedGates fused;
-  if (!few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr && !plan.slots.skips) &&
-      !plan.bits_of_steps)
+  if (!plan.bits_of_steps && !few_tokens(plan.packed, plan.T, plan.slots.tokens != nullptr, plan.slots.own != nullptr))
     return fused;
   for (const GateSpec& spec : gate_specs(plan.rule, plan.gates)) {
     if (!spec.logits() || !token_specs(plan.rule)[spec.token].used) continue;
