@@ -24,6 +24,7 @@ struct TokenTensor {
   int64_t heads = 0, dim = 0;
   int64_t stride_b = 0, stride_t = 0, stride_h = 0;
   bool staged = false;
+  int64_t staged_first = 0;  // of a staged copy: the token that its first row is
 
   bool narrow() const { return bf16 != nullptr || f16 != nullptr; }
   explicit operator bool() const { return data != nullptr || narrow(); }
@@ -37,7 +38,7 @@ struct TokenTensor {
       f16 != nullptr ? round_to_f16(count, from, f16 + at) : round_to_bf16(count, from, bf16 + at);
   }
   int64_t offset(const Plan& plan, int64_t n, int64_t begin, int64_t head) const {
-    if (staged) return begin * stride_t;
+    if (staged) return (begin - staged_first) * stride_t;
     const int64_t b = plan.packed ? 0 : n;
     const int64_t t = plan.packed ? plan.first_token(n) + begin : begin;
     return b * stride_b + t * stride_t + head * stride_h;

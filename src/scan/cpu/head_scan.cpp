@@ -11,11 +11,12 @@ namespace fw::cpu {
 
 template <class T>
 HeadScan<T>::HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv,
-                      int64_t column0, int64_t columns)
+                      int64_t column0, int64_t columns, RowCopies<T>* copies)
     : plan_(plan),
       in_(in),
       s_(scratch),
       m_(m),
+      copies_(copies),
       n_(n),
       hv_(hv),
       h_(hv / plan.group()),
@@ -114,6 +115,7 @@ FrontTile<T> HeadScan<T>::front_tile(int64_t begin, int64_t L) const {
 
 template <class T>
 void HeadScan<T>::load_streams(int64_t begin, int64_t L, bool with_z) {
+  if (copies_ != nullptr) copies_->load(begin, L);
   FrontTile<T> tile = front_tile(begin, L);
   tile.r = s_.re;
   tile.e = plan_.rule.is_delta() ? s_.re + L * kp_ : nullptr;
@@ -253,6 +255,7 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
             have_state || key > 0 ? T(1) : T(0), o, ldo);
   }
   if (!direct && out.o) rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
+  store_rows(begin, L);
   update_state(L, have_state, s_.state, s_.z, s_.state);
 }
 
@@ -279,6 +282,7 @@ void HeadScan<T>::token_forward(int64_t begin, int64_t L, T* state, int64_t ld, 
   if (!out.o) return;
   const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
   rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
+  store_rows(begin, L);
 }
 
 template <class T>

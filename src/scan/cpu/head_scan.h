@@ -121,12 +121,23 @@ struct RingState {
   int64_t ld;
 };
 
+// Where tensors of tokens are copies of some rows at a time: load() is called before rows are read, store() when rows of
+// o have been written.
+template <class T>
+class RowCopies {
+ public:
+  virtual ~RowCopies() = default;
+  virtual void load(int64_t begin, int64_t rows) = 0;
+  virtual void store(int64_t begin, int64_t rows) = 0;
+};
+
 template <class T>
 class HeadScan {
  public:
-  // column0, columns: the block of value columns (forward). m: preconditioner rows (precond_row) or null.
+  // column0, columns: the block of value columns (forward). m: preconditioner rows (precond_row) or null. copies: of
+  // `in` and of forward's outputs, or null.
   HeadScan(const Plan& plan, const Inputs<T>& in, HeadScratch<T>& scratch, const T* m, int64_t n, int64_t hv,
-           int64_t column0, int64_t columns);
+           int64_t column0, int64_t columns, RowCopies<T>* copies = nullptr);
 
   // o (not written when out.o is absent) and the final state; saved may be null. Not of a sequence that has no slot.
   void forward(const Outputs<T>& out, T* saved);
@@ -181,6 +192,9 @@ class HeadScan {
   }
   int64_t ring_decays() const { return decay_ == DecayKind::kChannel ? kp_ : decay_ == DecayKind::kScalar ? 1 : 0; }
 
+  void store_rows(int64_t begin, int64_t L) const {
+    if (copies_ != nullptr) copies_->store(begin, L);
+  }
   // The state [K, vp] after the sequence's first `tokens` tokens, if that is a checkpoint.
   void store_checkpoint(const Outputs<T>& out, int64_t tokens) const;
 
@@ -208,6 +222,7 @@ class HeadScan {
   const Inputs<T>& in_;
   HeadScratch<T>& s_;
   const T* m_;
+  RowCopies<T>* const copies_;
   const int64_t n_, hv_, h_, length_;
   const int64_t slot_, end_;  // of the initial and of the final state; -1: none
   const int64_t column0_, columns_;

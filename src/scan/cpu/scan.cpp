@@ -285,11 +285,10 @@ void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& ou
     const int64_t column0 = block * kValueBlock, columns = std::min(kValueBlock, plan.V - column0);
     if (plan.slots.skipped(n)) return clear_output(plan, out.o, n, hv, column0, columns);
     ThreadSpace<T> mine = thread_space(plan, false, threads, elements);
-    const Inputs<T> inputs = mine.stage.read(in, n, hv, true);
-    const Outputs<T> outputs = mine.stage.open(out);
-    HeadScan<T> head(plan, inputs, mine.tiles, space.m, n, hv, column0, columns);
-    plan.ring&& plan.slots.skips ? head.step_ring(outputs) : head.forward(outputs, saved);
-    mine.stage.close(out, outputs, n, hv, column0, columns);
+    StagedChunks<T> copies(mine.stage, in, out, n, hv, column0, columns);
+    const bool narrow = plan.bf16_io || plan.f16_io;
+    HeadScan<T> head(plan, copies.in(), mine.tiles, space.m, n, hv, column0, columns, narrow ? &copies : nullptr);
+    plan.ring&& plan.slots.skips ? head.step_ring(copies.out()) : head.forward(copies.out(), saved);
   });
 }
 
