@@ -1,6 +1,7 @@
 // The CPU's scan as a backend.
 #include "scan/backend.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -21,7 +22,8 @@ class CpuCall final : public Call {
   size_t backward_bytes() const override { return cpu::backward_elements<T>(plan()) * sizeof(T); }
   size_t saved_bytes() const override { return static_cast<size_t>(plan().saved_elements()) * sizeof(T); }
   size_t backward_alone_bytes() const override {
-    return backward_bytes() + static_cast<size_t>(padded(plan().saved_elements())) * sizeof(T);
+    return std::max(forward_bytes(), backward_bytes()) +
+           static_cast<size_t>(padded(plan().saved_elements())) * sizeof(T);
   }
 
   std::string text() const override {

@@ -390,42 +390,52 @@ void HeadScan<T>::store_checkpoint(const Outputs<T>& out, int64_t tokens) const 
 }
 
 template <class T>
-void HeadScan<T>::forward(const Outputs<T>& out, T* saved) {
-  if (plan_.slots.tokens != nullptr) return token_forward_to_slots(out);
-  if (saved == nullptr && in_place(out)) return token_forward_in_place(out);
-  const bool token = plan_.token_form(n_);
-  const int64_t state_size = plan_.K * vp_;
-  const int64_t full_vp = padded(plan_.V);
-  bool have_state = in_.initial_state && slot_ >= 0;
-  if (have_state) {
+bool HeadScan<T>::begin_forward(const Outputs<T>& out, T* saved) {
+  if (plan_.slots.tokens != nullptr) {
+    token_forward_to_slots(out);
+    return false;
+  }
+  if (saved == nullptr && in_place(out)) {
+    token_forward_in_place(out);
+    return false;
+  }
+  have_state_ = in_.initial_state && slot_ >= 0;
+  if (have_state_) {
     load_state(in_.initial_state, slot_, s_.state);
-  } else if (token || length_ == 0 || saved != nullptr) {
-    std::memset(s_.state, 0, sizeof(T) * static_cast<size_t>(state_size));
+  } else if (plan_.token_form(n_) || length_ == 0 || saved != nullptr) {
+    std::memset(s_.state, 0, sizeof(T) * static_cast<size_t>(plan_.K * vp_));
   }
-  for (int64_t c = 0; c < plan_.chunks(n_); ++c) {
-    const int64_t begin = c * plan_.chunk, L = rows_of(c);
-    if (saved != nullptr) {
-      T* dst = saved + plan_.state_index(n_, c, hv_) + column0_;
-      for (int64_t k = 0; k < plan_.K; ++k)
-        std::memcpy(dst + k * full_vp, s_.state + k * vp_, sizeof(T) * static_cast<size_t>(vp_));
-    }
-    load_streams(begin, L, true);
-    if (token) {
-      token_forward(begin, L, s_.state, vp_, out);
-    } else {
-      chunk_forward(begin, L, have_state, out);
-    }
-    have_state = true;
-    store_checkpoint(out, begin + L);
-    if (saved == nullptr) continue;
-    T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_) + column0_;
-    for (int64_t i = 0; i < L; ++i)
-      std::memcpy(residual + i * full_vp, s_.z + erase_block(L) + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
-    if (!token && column0_ == 0 && plan_.saves_triangles()) {
-      std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri,
-                  sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
-    }
+  return true;
+}
+
+template <class T>
+void HeadScan<T>::forward_chunk(int64_t c, const Outputs<T>& out, T* saved) {
+  const bool token = plan_.token_form(n_);
+  const int64_t full_vp = padded(plan_.V), begin = c * plan_.chunk, L = rows_of(c);
+  if (saved != nullptr) {
+    T* dst = saved + plan_.state_index(n_, c, hv_) + column0_;
+    for (int64_t k = 0; k < plan_.K; ++k)
+      std::memcpy(dst + k * full_vp, s_.state + k * vp_, sizeof(T) * static_cast<size_t>(vp_));
   }
+  load_streams(begin, L, true);
+  if (token) {
+    token_forward(begin, L, s_.state, vp_, out);
+  } else {
+    chunk_forward(begin, L, have_state_, out);
+  }
+  have_state_ = true;
+  store_checkpoint(out, begin + L);
+  if (saved == nullptr) return;
+  T* residual = saved + plan_.residual_index(plan_.first_token(n_) + begin, hv_) + column0_;
+  for (int64_t i = 0; i < L; ++i)
+    std::memcpy(residual + i * full_vp, s_.z + erase_block(L) + i * vp_, sizeof(T) * static_cast<size_t>(vp_));
+  if (!token && column0_ == 0 && plan_.saves_triangles()) {
+    std::memcpy(saved + plan_.triangle_index(n_, c, hv_), s_.tri, sizeof(T) * static_cast<size_t>(nk_ * nb_ * L * cp_));
+  }
+}
+
+template <class T>
+void HeadScan<T>::end_forward(const Outputs<T>& out) {
   if (out.final_state && end_ >= 0) store_state(s_.state, out.final_state, end_);
 }
 

@@ -121,8 +121,8 @@ struct RingState {
   int64_t ld;
 };
 
-// Where tensors of tokens are copies of some rows at a time: load() is called before rows are read, store() when rows of
-// o have been written.
+// Where tensors of tokens are copies of some rows at a time: load() is called before rows are read, store() when rows
+// of o have been written.
 template <class T>
 class RowCopies {
  public:
@@ -140,7 +140,11 @@ class HeadScan {
            int64_t column0, int64_t columns, RowCopies<T>* copies = nullptr);
 
   // o (not written when out.o is absent) and the final state; saved may be null. Not of a sequence that has no slot.
-  void forward(const Outputs<T>& out, T* saved);
+  // After begin_forward() comes forward_chunk() of all chunks in order, then end_forward(); false: all is done. Between
+  // them another head may use the scratch, but for the state.
+  bool begin_forward(const Outputs<T>& out, T* saved);
+  void forward_chunk(int64_t c, const Outputs<T>& out, T* saved);
+  void end_forward(const Outputs<T>& out);
   // The same of a step with a ring: the state is written where tokens are folded into it.
   void step_ring(const Outputs<T>& out);
   // All that is in the ring into the initial state, in place.
@@ -231,6 +235,7 @@ class HeadScan {
   const int64_t nk_;   // keys a row: w, and f where the erase has a vector of its own
   const int64_t lag_;  // 1: the erase looks before the decay
   const DecayKind decay_;
+  bool have_state_ = false;  // in forward: the state is not zero for want of an initial one
   const FrontKernels<T>& front_;
   const DecayKernels<T>& dk_;
   const RowKernels<T>& rk_;

@@ -1,7 +1,10 @@
 // Tasks of the CPU scan: which heads run where, the preconditioner before and after them, and the workspace.
 #include "scan/cpu/scan.h"
 
+#include <algorithm>
+#include <array>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -13,14 +16,28 @@
 namespace fw::cpu {
 namespace {
 
-// What one thread has: float copies of narrower tensors, then the tiles of a head.
+constexpr int64_t kMostHeadsTogether = 4;
+
+// Value heads that a forward task takes through the sequence side by side. A token's rows of neighbouring heads are
+// neighbours in memory, and those of one token and the next mostly on different pages.
+int64_t heads_together(const Plan& plan) {
+  constexpr int64_t kTasksOfThread = 2;  // what is left when a thread ends sooner
+  if (plan.longest <= plan.chunk) return 1;
+  return std::clamp<int64_t>(plan.N * plan.HV / (kTasksOfThread * plan.threads), 1,
+                             std::min(plan.HV, kMostHeadsTogether));
+}
+
+// What one thread has: float copies of narrower tensors, then the tiles of a head, and states of others beside it.
 template <class T>
 struct ThreadSpace {
   ThreadSpace(const Plan& plan, bool backward, Bump<T>& bump)
-      : stage(plan, backward, bump), before_tiles(bump.used()), tiles(plan, backward, bump) {}
+      : stage(plan, backward, bump), before_tiles(bump.used()), tiles(plan, backward, bump) {
+    if (!backward) states = bump.take((heads_together(plan) - 1) * plan.K * padded(plan.V));
+  }
   Stage<T> stage;
   int64_t before_tiles;
   HeadScratch<T> tiles;
+  T* states = nullptr;
 };
 
 template <class T>
@@ -268,6 +285,38 @@ size_t backward_elements(const Plan& plan) {
   return static_cast<size_t>(shared.used() + plan.threads * thread_elements<T>(plan, true));
 }
 
+// A head of a forward task. state: its own in place of that of the tiles, or null.
+template <class T>
+class ForwardHead {
+ public:
+  ForwardHead(const Plan& plan, const Inputs<T>& in, const Outputs<T>& out, const ThreadSpace<T>& mine, T* state,
+              const T* m, int64_t n, int64_t hv, int64_t column0, int64_t columns)
+      : tiles_(mine.tiles),
+        copies_(mine.stage, in, out, n, hv, column0, columns),
+        head_(plan, copies_.in(), tiles_, m, n, hv, column0, columns,
+              plan.bf16_io || plan.f16_io ? &copies_ : nullptr) {
+    if (state != nullptr) tiles_.state = state;
+  }
+  ForwardHead(const ForwardHead&) = delete;
+  ForwardHead& operator=(const ForwardHead&) = delete;
+  void begin(const Plan& plan, T* saved) {
+    if (plan.ring && plan.slots.skips) return head_.step_ring(copies_.out());
+    goes_on_ = head_.begin_forward(copies_.out(), saved);
+  }
+  void chunk(int64_t c, T* saved) {
+    if (goes_on_) head_.forward_chunk(c, copies_.out(), saved);
+  }
+  void end() {
+    if (goes_on_) head_.end_forward(copies_.out());
+  }
+
+ private:
+  HeadScratch<T> tiles_;
+  StagedChunks<T> copies_;
+  HeadScan<T> head_;
+  bool goes_on_ = false;
+};
+
 template <class T>
 void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& out, T* saved, T* workspace) {
   check_slots(plan);
@@ -280,15 +329,26 @@ void scan_forward(const Plan& plan, const Inputs<T>& given, const Outputs<T>& ou
   if (plan.rule.uses_precond()) PrecondPass<T>(plan, in, space, false, threads, elements).forward(&out);
   const int64_t blocks = (plan.V + kValueBlock - 1) / kValueBlock;
   if (plan.ring && !plan.slots.skips) fold_rings(plan, in, out, threads, elements);
-  parallel_for(plan.N * plan.HV * blocks, [&](int64_t task) {
-    const int64_t block = task % blocks, hv = task / blocks % plan.HV, n = task / blocks / plan.HV;
+  const int64_t together = heads_together(plan), groups = (plan.HV + together - 1) / together;
+  parallel_for(plan.N * groups * blocks, [&](int64_t task) {
+    const int64_t block = task % blocks, group = task / blocks % groups, n = task / blocks / groups;
+    const int64_t first = group * together, count = std::min(together, plan.HV - first);
     const int64_t column0 = block * kValueBlock, columns = std::min(kValueBlock, plan.V - column0);
-    if (plan.slots.skipped(n)) return clear_output(plan, out.o, n, hv, column0, columns);
+    if (plan.slots.skipped(n)) {
+      for (int64_t hv = first; hv < first + count; ++hv) clear_output(plan, out.o, n, hv, column0, columns);
+      return;
+    }
     ThreadSpace<T> mine = thread_space(plan, false, threads, elements);
-    StagedChunks<T> copies(mine.stage, in, out, n, hv, column0, columns);
-    const bool narrow = plan.bf16_io || plan.f16_io;
-    HeadScan<T> head(plan, copies.in(), mine.tiles, space.m, n, hv, column0, columns, narrow ? &copies : nullptr);
-    plan.ring&& plan.slots.skips ? head.step_ring(copies.out()) : head.forward(copies.out(), saved);
+    std::array<std::optional<ForwardHead<T>>, kMostHeadsTogether> heads;
+    for (int64_t i = 0; i < count; ++i) {
+      T* const state = i == 0 ? nullptr : mine.states + (i - 1) * plan.K * padded(plan.V);
+      heads[static_cast<size_t>(i)].emplace(plan, in, out, mine, state, space.m, n, first + i, column0, columns);
+      heads[static_cast<size_t>(i)]->begin(plan, saved);
+    }
+    for (int64_t c = 0; c < plan.chunks(n); ++c) {
+      for (int64_t i = 0; i < count; ++i) heads[static_cast<size_t>(i)]->chunk(c, saved);
+    }
+    for (int64_t i = 0; i < count; ++i) heads[static_cast<size_t>(i)]->end();
   });
 }
 
