@@ -185,7 +185,7 @@ typedef enum fw_form {
   FW_FORM_AUTO = 0,  /* CPU: by the length of each sequence; CUDA: chunks where there are kernels for them */
   FW_FORM_TOKEN = 1, /* one token at a time */
   FW_FORM_CHUNK = 2, /* chunks of `chunk` tokens, matrix products */
-  FW_FORM_DECODE = 3 /* forward: the bits of fw_step; backward: chunks. */
+  FW_FORM_DECODE = 3 /* forward: the bits of fw_step; backward: chunks */
 } fw_form;
 
 typedef enum fw_state_layout {

@@ -255,7 +255,7 @@ void HeadScan<T>::chunk_forward(int64_t begin, int64_t L, bool have_state, const
             have_state || key > 0 ? T(1) : T(0), o, ldo);
   }
   if (!direct && out.o) rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
-  store_rows(begin, L);
+  store_copies(begin, L);
   update_state(L, have_state, s_.state, s_.z, s_.state);
 }
 
@@ -282,7 +282,7 @@ void HeadScan<T>::token_forward(int64_t begin, int64_t L, T* state, int64_t ld, 
   if (!out.o) return;
   const RowView<T> o_rows = out.o.rows(plan_, n_, begin, hv_);
   rk_.store_rows(L, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
-  store_rows(begin, L);
+  store_copies(begin, L);
 }
 
 template <class T>

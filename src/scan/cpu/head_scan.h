@@ -196,7 +196,7 @@ class HeadScan {
   }
   int64_t ring_decays() const { return decay_ == DecayKind::kChannel ? kp_ : decay_ == DecayKind::kScalar ? 1 : 0; }
 
-  void store_rows(int64_t begin, int64_t L) const {
+  void store_copies(int64_t begin, int64_t L) const {
     if (copies_ != nullptr) copies_->store(begin, L);
   }
   // The state [K, vp] after the sequence's first `tokens` tokens, if that is a checkpoint.

@@ -97,7 +97,7 @@ void HeadScan<T>::step_ring(const Outputs<T>& out) {
     if (out.o) {
       const RowView<T> o_rows = out.o.rows(plan_, n_, t, hv_);
       rk_.store_rows(1, columns_, s_.o, vp_, {o_rows.data + column0_, o_rows.stride});
-      store_rows(t, 1);
+      store_copies(t, 1);
     }
     if (at < span.kept()) continue;
     // What is not in the state after the call, ahead of folds, which change keys. The first columns' task writes those.
