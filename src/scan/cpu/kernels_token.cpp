@@ -23,7 +23,8 @@ enum class TokenDecay { kNone, kScalar, kChannel };
 enum class TokenErase { kNone, kDecayed, kLag };
 
 // kVectors vectors of columns beginning at column j. kOwn: what the erase finds goes along f, what is written along w.
-template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn, int kVectors>
+// kOne: the tile is one token, whose decay is formed twice in place of a store between the passes, to the same bits.
+template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn, bool kOne, int kVectors>
 void forward_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
   constexpr bool kDelta = kErase != TokenErase::kNone;
   const hn::ScalableTag<T> d;
@@ -53,7 +54,7 @@ void forward_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
         if (kOwn && t > 0) sv = hn::MulAdd(wk, z[i], sv);
         if (kErase == TokenErase::kLag) acc_e[i] = hn::MulAdd(ek, sv, acc_e[i]);
         if (kDecay != TokenDecay::kNone) sv = hn::Mul(ak, sv);
-        if (t > 0 || kDecay != TokenDecay::kNone) hn::StoreU(sv, d, s + i * lanes);
+        if (!kOne && (t > 0 || kDecay != TokenDecay::kNone)) hn::StoreU(sv, d, s + i * lanes);
         if (kErase == TokenErase::kDecayed) acc_e[i] = hn::MulAdd(ek, sv, acc_e[i]);
         acc_r[i] = hn::MulAdd(rk, sv, acc_r[i]);
       }
@@ -80,53 +81,11 @@ void forward_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
   T* s = tile.state + j;
   for (int64_t k = 0; k < tile.K; ++k, s += tile.ld_state) {
     const auto fk = hn::Set(d, u_pending[k]), wk = hn::Set(d, z_pending[k]);
-    for (int i = 0; i < kVectors; ++i) {
-      auto sv = hn::MulAdd(fk, u[i], hn::LoadU(d, s + i * lanes));
-      if (kOwn) sv = hn::MulAdd(wk, z[i], sv);
-      hn::StoreU(sv, d, s + i * lanes);
-    }
-  }
-}
-
-// The same for one token alone, with its bits: the decay is formed twice in place of a store between the passes.
-template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn, int kVectors>
-void step_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
-  constexpr bool kDelta = kErase != TokenErase::kNone;
-  const hn::ScalableTag<T> d;
-  using Vec = hn::Vec<decltype(d)>;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d)), K = tile.K, ld = tile.ld_state;
-  const T* const f = kOwn ? tile.f : tile.w;
-  const auto alpha_all = hn::Set(d, kDecay == TokenDecay::kScalar ? tile.alpha[0] : T(1));
-  const auto alpha = [&](int64_t k) { return kDecay == TokenDecay::kChannel ? hn::Set(d, tile.alpha[k]) : alpha_all; };
-  Vec u[kVectors], z[kVectors], acc_e[kVectors], acc_r[kVectors];
-  for (int i = 0; i < kVectors; ++i) acc_e[i] = acc_r[i] = hn::Zero(d);
-  T* s = tile.state + j;
-  for (int64_t k = 0; k < K; ++k, s += ld) {
-    const auto rk = hn::Set(d, tile.r[k]), ek = kDelta ? hn::Set(d, tile.e[k]) : rk, ak = alpha(k);
+    const auto ak = kOne && kDecay != TokenDecay::kNone ? hn::Set(d, tile.alpha[kDecay == TokenDecay::kChannel ? k : 0])
+                                                        : hn::Zero(d);
     for (int i = 0; i < kVectors; ++i) {
       auto sv = hn::LoadU(d, s + i * lanes);
-      if (kErase == TokenErase::kLag) acc_e[i] = hn::MulAdd(ek, sv, acc_e[i]);
-      if (kDecay != TokenDecay::kNone) sv = hn::Mul(ak, sv);
-      if (kErase == TokenErase::kDecayed) acc_e[i] = hn::MulAdd(ek, sv, acc_e[i]);
-      acc_r[i] = hn::MulAdd(rk, sv, acc_r[i]);
-    }
-  }
-  const auto wr = hn::Set(d, row_dot(kp, tile.w, tile.r));
-  const auto fr = hn::Set(d, kOwn ? row_dot(kp, f, tile.r) : T(0));
-  for (int i = 0; i < kVectors; ++i) {
-    const int64_t at = j + i * lanes;
-    z[i] = hn::LoadU(d, tile.z + at);
-    u[i] = kOwn ? hn::Neg(acc_e[i]) : hn::Sub(z[i], acc_e[i]);
-    const auto o = kOwn ? hn::MulAdd(fr, u[i], hn::MulAdd(wr, z[i], acc_r[i])) : hn::MulAdd(wr, u[i], acc_r[i]);
-    hn::StoreU(o, d, tile.o + at);
-    hn::StoreU(u[i], d, tile.u + at);
-  }
-  s = tile.state + j;
-  for (int64_t k = 0; k < K; ++k, s += ld) {
-    const auto fk = hn::Set(d, f[k]), wk = hn::Set(d, tile.w[k]), ak = alpha(k);
-    for (int i = 0; i < kVectors; ++i) {
-      auto sv = hn::LoadU(d, s + i * lanes);
-      if (kDecay != TokenDecay::kNone) sv = hn::Mul(ak, sv);
+      if (kOne && kDecay != TokenDecay::kNone) sv = hn::Mul(ak, sv);
       sv = hn::MulAdd(fk, u[i], sv);
       if (kOwn) sv = hn::MulAdd(wk, z[i], sv);
       hn::StoreU(sv, d, s + i * lanes);
@@ -134,19 +93,20 @@ void step_sw128(const TokenTile<T>& tile, int64_t j, int64_t kp) {
   }
 }
 
-template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn>
-void forward_sw128_tiles(const TokenTile<T>& tile) {
+template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn, bool kOne>
+void forward_sw128_panels(const TokenTile<T>& tile) {
   const hn::ScalableTag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t kp = padded(tile.K);
   int64_t j = 0;
-  if (tile.rows == 1) {
-    for (; j + 4 * lanes <= tile.V; j += 4 * lanes) step_sw128<T, kDecay, kErase, kOwn, 4>(tile, j, kp);
-    for (; j < tile.V; j += lanes) step_sw128<T, kDecay, kErase, kOwn, 1>(tile, j, kp);
-    return;
-  }
-  for (; j + 4 * lanes <= tile.V; j += 4 * lanes) forward_sw128<T, kDecay, kErase, kOwn, 4>(tile, j, kp);
-  for (; j < tile.V; j += lanes) forward_sw128<T, kDecay, kErase, kOwn, 1>(tile, j, kp);
+  for (; j + 4 * lanes <= tile.V; j += 4 * lanes) forward_sw128<T, kDecay, kErase, kOwn, kOne, 4>(tile, j, kp);
+  for (; j < tile.V; j += lanes) forward_sw128<T, kDecay, kErase, kOwn, kOne, 1>(tile, j, kp);
+}
+
+template <class T, TokenDecay kDecay, TokenErase kErase, bool kOwn>
+void forward_sw128_tiles(const TokenTile<T>& tile) {
+  tile.rows == 1 ? forward_sw128_panels<T, kDecay, kErase, kOwn, true>(tile)
+                 : forward_sw128_panels<T, kDecay, kErase, kOwn, false>(tile);
 }
 
 template <class T, TokenDecay kDecay>
