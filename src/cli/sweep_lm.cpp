@@ -238,7 +238,7 @@ class SweepLm : public Command {
     options.add(
         "models", "NAME,...", &models_,
         "models to train: names of 'fastweight rules' or of layers (ssd, mamba, mamba3, rwkv7, mesa, attention, "
-        "...); R+window: layers of R and of a window in turn",
+        "...); X+window: layers of X and of a window in turn",
         ',');
     options.add("lr", "X,X,...", &rates_, "learning rates at their peak; without --min-lr a tenth of it is the last",
                 ',');

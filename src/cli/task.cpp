@@ -140,7 +140,7 @@ class Task : public Command {
         synthetic_tasks();
     options.section("", "Run");
     options.add("rule", "RULE,...", &rules_,
-                "rules to train, names of 'fastweight rules'; R+window: layers of R and of a window in turn; "
+                "rules to train, names of 'fastweight rules'; X+window: layers of X and of a window in turn; "
                 "attention: a Transformer",
                 ',');
     options.add("lr", "X,X,...", &rates_, "learning rates, constant over the run", ',');

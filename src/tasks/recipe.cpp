@@ -175,8 +175,14 @@ void set_mixers(ModelConfig& model, const std::string& name) {
   }
   if (!model.layers.empty())
     fail_usage("rule: '{}' says which layers there are, and so does layers: leave one of them out", name);
-  if (pair) model.rule = name.substr(0, plus);
-  model.layers = pair ? StringList{"recurrent", name.substr(plus + 1)} : StringList{name};
+  if (!pair) {
+    model.layers = {name};
+    return;
+  }
+  const std::string first = name.substr(0, plus);
+  const bool rule = !is_kind(first);
+  if (rule) model.rule = first;
+  model.layers = {rule ? "recurrent" : first, name.substr(plus + 1)};
 }
 
 }  // namespace fw

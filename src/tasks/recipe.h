@@ -49,8 +49,9 @@ double task_learning_rate(const TaskRecipe& recipe, double lr, int64_t step);
 // 96, not the 128 that is written). vocab_size is the task's.
 ModelConfig task_model(const std::string& task);
 
-// Rule and layers of a model by its name in a table: a rule; R+KIND, layers of the rule R and of another kind in turn;
-// or a kind alone, such as attention. Throws Error(kUsage) where the name says layers and the model has them already.
+// Rule and layers of a model by its name in a table. The name is a rule, a kind of layer (attention), or X+KIND, layers
+// of X, a rule or a kind, and of another kind in turn. Throws Error(kUsage) where the name says layers and the model
+// has them already.
 void set_mixers(ModelConfig& model, const std::string& name);
 
 }  // namespace fw

@@ -411,6 +411,8 @@ TEST(TaskModel, NamesOfTablesSayRuleAndLayers) {
   EXPECT_EQ(named("attention").layers, StringList{"attention"});
   EXPECT_EQ(named("kda+window").rule, "kda");
   EXPECT_EQ(named("kda+window").layers, (StringList{"recurrent", "window"}));
+  EXPECT_EQ(named("mamba3+window").layers, (StringList{"mamba3", "window"}));
+  EXPECT_EQ(named("mamba3+window").rule, ModelConfig().rule);
   EXPECT_EQ(named("kda+windows").rule, "kda+windows") << "no kind of layer: a rule, which will be refused by its name";
   ModelConfig model = task_model("mqar");
   model.layers = {"conv", "recurrent"};
