@@ -180,6 +180,7 @@ void Options::add(const KeyTables& tables, bool in_run_file) {
     for (const Key& key : table.keys) {
       Option option;
       option.key = key.name;
+      option.table = table.name;
       option.flag = flag_of(table, key);
       option.value_name = key.value_name;
       option.help = key.help;
@@ -196,6 +197,7 @@ Option& Options::add(Option option) {
     if (other.flag == option.flag) fail_internal("option '{}' is declared twice", option.flag);
   }
   option.section = section_;
+  if (option.table.empty()) option.table = section_;
   option.heading = heading_;
   option.default_text = to_text(option.target);
   option.path = path_use(option);
@@ -245,9 +247,9 @@ void Options::expect_without_effect(const std::vector<std::string>& flags, const
   }
 }
 
-bool Options::said(const std::string& section, const std::string& key) const {
+bool Options::said(const std::string& table, const std::string& key) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const Option& option) {
-    return option.section == section && option.key == key && (option.is_given || option.in_file);
+    return option.table == table && option.key == key && (option.is_given || option.in_file);
   });
 }
 

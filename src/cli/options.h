@@ -25,6 +25,7 @@ enum class PathUse {
 
 struct Option {
   std::string section;     // TOML table; "": on the command line only
+  std::string table;       // of the key, also where no run file has it
   std::string heading;     // of its group in the help
   std::string key;         // in a run file: min_lr
   std::string flag;        // on the command line: --min-lr; a positional has its name here (MODEL)
@@ -79,7 +80,7 @@ class Options {
   // Of options that depend on another: Error(kUsage) for the first given one of these.
   void expect_without_effect(const std::vector<std::string>& flags, const std::string& where) const;
   // Whether the user said it: on the command line or in a run file.
-  bool said(const std::string& section, const std::string& key) const;
+  bool said(const std::string& table, const std::string& key) const;
 
  private:
   Option& add(Option option);

@@ -49,6 +49,22 @@ TEST(Size, SetsWhatNobodySaidOtherwise) {
               AllOf(HasSubstr("\noutput_gate = 'silu'\n"), HasSubstr("\ndecay_rank = 128\n")));
 }
 
+TEST(Size, OptionsOfBenchWinOverIt) {
+  const Outcome outcome = run({"bench",       "--prefill",
+                               "16",          "--size",
+                               "1.3b-hybrid", "--rule",
+                               "kda",         "--hidden-size",
+                               "16",          "--num-heads",
+                               "1",           "--head-dim",
+                               "8",           "--num-hidden-layers",
+                               "2",           "--window-num-heads",
+                               "2",           "--window-head-dim",
+                               "8",           "--intermediate-size",
+                               "16"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("generation: kda + window, 2 layers, width 16, 1 heads of 8"));
+}
+
 TEST(Size, UnknownOrWithoutUseIsAnError) {
   Folder folder;
   const auto error = [&](const Args& more) {
