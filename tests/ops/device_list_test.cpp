@@ -208,6 +208,8 @@ TEST_P(DeviceList, LinearLayers) {
                                {33, 520, 140, 0},
                                {64, 2056, 66, 8},
                                {65, 40, 24, 8},
+                               {66, 40, 77, 3},
+                               {67, 64, 204, 8},  // in groups of 64 outputs, and the rest
                                {130, 64, 128, 0}}) {
     for (const Write write : {Write::kOverwrite, Write::kAccumulate}) {
       SCOPED_TRACE(::testing::Message() << s.rows << ", " << s.in << " to " << s.out);

@@ -1,6 +1,7 @@
 #include "ops/cuda/linear.h"
 
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "ops/cuda/bias.h"
@@ -16,8 +17,8 @@ template <class T>
 constexpr fw_dtype kDtype = std::is_same_v<T, float> ? FW_F32 : FW_BF16;
 
 template <class T, class R>
-void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c,
-              Mat<const R> addend) {
+void multiply_whole(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c,
+                    Mat<const R> addend) {
   Product p;
   p.m = c.rows;
   p.n = c.cols;
@@ -37,6 +38,48 @@ void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const 
   p.addend_stride = addend.stride;
   note_product(p);
   multiply(p, exec.device.stream());
+}
+
+// Rows of a weight whose number is no multiple of eight are two products, groups of 64 and the rest. cuBLASLt
+// multiplies them in bf16 at a third to two thirds of the speed, however they are aligned (4620 rows 1.22 ms, 4624 rows
+// .43 ms on an H200).
+constexpr int64_t kColumnGroup = 64;
+template <class T>
+bool is_uneven(int64_t columns) {
+  return std::is_same_v<T, Bf16> && columns > kColumnGroup && columns % 8 != 0;
+}
+template <class T>
+Mat<T> col_part(Mat<T> m, int64_t begin, int64_t end) {
+  return m.data == nullptr ? m : m.col_range(begin, end - begin);
+}
+template <class T>
+Mat<T> row_part(Mat<T> m, int64_t begin, int64_t end) {
+  return m.data == nullptr ? m : m.row_range(begin, end - begin);
+}
+
+// c = a b + addend, each of a and b as it is or transposed; addend c itself, apart from it, or none. The weight's rows
+// are c's columns, its rows, or what is summed over. There the sums of the groups are added to those of the rest, which
+// are rounded to R.
+template <class T, class R>
+void multiply(const Exec<T>& exec, Mat<const T> a, bool a_transposed, Mat<const T> b, bool b_transposed, Mat<R> c,
+              Mat<const R> addend) {
+  const int64_t rows = c.rows, cols = c.cols, inner = a_transposed ? a.rows : a.cols;
+  const auto whole = [](int64_t count) { return count / kColumnGroup * kColumnGroup; };
+  if (b_transposed && is_uneven<T>(cols)) {
+    for (const auto& [begin, end] : {std::pair(int64_t{0}, whole(cols)), std::pair(whole(cols), cols)})
+      multiply_whole(exec, a, a_transposed, row_part(b, begin, end), true, col_part(c, begin, end),
+                     col_part(addend, begin, end));
+  } else if (a_transposed && is_uneven<T>(rows)) {
+    for (const auto& [begin, end] : {std::pair(int64_t{0}, whole(rows)), std::pair(whole(rows), rows)})
+      multiply_whole(exec, col_part(a, begin, end), true, b, b_transposed, row_part(c, begin, end),
+                     row_part(addend, begin, end));
+  } else if (!a_transposed && !b_transposed && is_uneven<T>(inner)) {
+    const int64_t most = whole(inner);
+    multiply_whole(exec, col_part(a, most, inner), false, row_part(b, most, inner), false, c, addend);
+    multiply_whole(exec, col_part(a, 0, most), false, row_part(b, 0, most), false, c, Mat<const R>(c));
+  } else {
+    multiply_whole(exec, a, a_transposed, b, b_transposed, c, addend);
+  }
 }
 
 template <class R>
