@@ -1,8 +1,13 @@
 // The products of a decoded token in bf16, one JSON line each. Rows of x: 1, 4 or 8 by gemm_m8.h, and 16, 32 or 64 by
 // gemm_m64.h. A line has the microseconds of a product and its weight's bytes, as a share of what a copy moves in the
-// same time. A captured graph holds 40 products over weights that do not fit into the L2 cache.
+// same time. With --tiles also 16, 32 and 64 rows by every tile of
+// gemm_m64.h. A captured graph holds 40 products over weights that do not fit into
+// the L2 cache.
 #include <algorithm>
 #include <cstdio>
+#include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "bench_times.h"
@@ -31,7 +36,7 @@ double graph_ms(const std::function<void(cudaStream_t)>& record) {
   return ms;
 }
 
-void run() {
+void run(bool all_tiles) {
   char* pool = allocate<char>(kPool);
   Bf16* x = allocate<Bf16>(kGemmM64MaxM * 16384);
   Bf16* y = allocate<Bf16>(kGemmM64MaxM * 65536);
@@ -55,7 +60,15 @@ void run() {
                          {"low rank", 2048, 128}}) {
     const auto bytes = static_cast<size_t>(s.out * s.in) * 2;
     const size_t copies = kPool / bytes;
-    for (const int64_t rows : {1, 4, 8, 16, 32, 64}) {
+    std::vector<std::pair<int64_t, std::optional<GemmM64Tiles>>> cases;  // without tiles: the library's choice
+    for (const int64_t rows : {1, 4, 8, 16, 32, 64}) cases.push_back({rows, std::nullopt});
+    for (const int rows : {32, 48, 64, 80, 96, 128}) {
+      for (const int slices : {1, 2, 4}) {
+        if (!all_tiles || (slices > 1 && rows > 64)) continue;
+        for (const int64_t tokens : {16, 32, 64}) cases.push_back({tokens, GemmM64Tiles{rows, slices}});
+      }
+    }
+    for (const auto& [rows, tiles] : cases) {
       const double ms = graph_ms([&](cudaStream_t stream) {
                           for (size_t i = 0; i < kProducts; ++i) {
                             const auto* weight = reinterpret_cast<const Bf16*>(pool + i % copies * bytes);
@@ -63,6 +76,8 @@ void run() {
                             const Mat<Bf16> to(y, rows, s.out);
                             if (rows <= kGemmM8MaxM) {
                               gemm_m8_linear<Bf16>(from, w, nullptr, to, Write::kOverwrite, stream);
+                            } else if (tiles) {
+                              gemm_m64_linear(from, w, nullptr, {}, to, *tiles, stream);
                             } else {
                               gemm_m64_linear(from, w, nullptr, {}, to, stream);
                             }
@@ -70,9 +85,10 @@ void run() {
                         }) /
                         kProducts;
       const double rate = static_cast<double>(bytes) / ms * 1e-9;
-      std::printf(
-          "{\"product\": \"%s\", \"rows\": %d, \"us\": %.2f, \"MB\": %.1f, \"TB_s\": %.2f, \"of_copy\": %.3f}\n",
-          s.name, static_cast<int>(rows), ms * 1e3, static_cast<double>(bytes) * 1e-6, rate, rate / copy_rate);
+      std::printf("{\"product\": \"%s\", \"rows\": %d, \"us\": %.2f, \"MB\": %.1f, \"TB_s\": %.2f, \"of_copy\": %.3f",
+                  s.name, static_cast<int>(rows), ms * 1e3, static_cast<double>(bytes) * 1e-6, rate, rate / copy_rate);
+      if (tiles) std::printf(", \"block_rows\": %d, \"slices\": %d", tiles->rows, tiles->slices);
+      std::printf("}\n");
       std::fflush(stdout);
     }
   }
@@ -81,7 +97,7 @@ void run() {
 }  // namespace
 }  // namespace fw::cuda::bench
 
-int main() {
-  fw::cuda::bench::run();
+int main(int count, char** arguments) {
+  fw::cuda::bench::run(count > 1 && std::string_view(arguments[1]) == "--tiles");
   return 0;
 }

@@ -30,7 +30,7 @@ struct Shape {
   // rows of y that lie apart begin at multiples of four
   int64_t beside() const { return padding > 0 ? padding + 3 - (width() + 3) % 4 : 0; }
   int64_t rows, in, out, padding;
-  int slices;
+  GemmM64Tiles tiles;
   bool bias = false;
   Added added = Added::kNothing;
   bool swiglu = false;  // out: of the weight
@@ -85,10 +85,10 @@ struct Problem {
                                    : s.added == Added::kApart ? da.mat(first, count)
                                                               : Mat<Bf16>();
     if (s.swiglu) {
-      gemm_m64_swiglu(dx.mat(first, count), dw.mat(0, s.out), dy.mat(first, count), nullptr);
+      gemm_m64_swiglu(dx.mat(first, count), dw.mat(0, s.out), dy.mat(first, count), s.tiles, nullptr);
     } else {
       gemm_m64_linear(dx.mat(first, count), dw.mat(0, s.out), s.bias ? db.data() : nullptr, before,
-                      dy.mat(first, count), nullptr);
+                      dy.mat(first, count), s.tiles, nullptr);
     }
     return dy.memory.download();
   }
@@ -99,13 +99,13 @@ struct Problem {
 };
 
 void check_shape(const Shape& s) {
-  std::printf("%lld x %lld -> %lld, %d slices%s%s%s%s", static_cast<long long>(s.rows), static_cast<long long>(s.in),
-              static_cast<long long>(s.out), s.slices, s.padding > 0 ? ", rows apart" : "", s.bias ? ", bias" : "",
+  std::printf("%lld x %lld -> %lld, %d rows a block, %d slices%s%s%s%s", static_cast<long long>(s.rows),
+              static_cast<long long>(s.in), static_cast<long long>(s.out), s.tiles.rows, s.tiles.slices,
+              s.padding > 0 ? ", rows apart" : "", s.bias ? ", bias" : "",
               s.added == Added::kItself  ? ", added"
               : s.added == Added::kApart ? ", addend"
                                          : "",
               s.swiglu ? ", swiglu" : "");
-  if (gemm_m64_slices(s.out, s.in) != s.slices) fail("slices");
   const Problem p(s);
   const Bits got = p.run(0, s.rows);
   // Half a unit of the last place of what is stored, and the sums in float32.
@@ -179,7 +179,7 @@ void check_takes() {
     return Mat<const Bf16>(memory + at, rows, in, stride);
   };
   const auto takes = [&](Mat<const Bf16> a, Mat<const Bf16> w, bool expected) {
-    if (takes_gemm_m64(a, w) != expected) fail("takes_some_rows");
+    if (takes_gemm_m64(a, w) != expected) fail("takes_gemm_m64");
   };
   takes(x(9, 64, 64), x(5, 64, 64), true);
   takes(x(64, 8, 16), x(5, 8, 24), true);
@@ -192,37 +192,74 @@ void check_takes() {
   takes(x(9, 56, 64, 4), x(5, 56, 64), false);
   takes(x(9, 56, 64), x(5, 56, 64, 4), false);
   std::printf("\n");
-  std::printf("slices of a decoded token's weights");
-  const int64_t widths[][3] = {{10496, 2048, 2}, {6144, 2048, 2},  {2048, 2048, 8}, {11264, 2048, 2},
-                               {2048, 5632, 8},  {32000, 2048, 1}, {1024, 1024, 4}};
-  for (const auto& w : widths) {
-    if (gemm_m64_slices(w[0], w[1]) != w[2]) fail("slices");
+}
+
+// Of all shapes: tiles that there are, every row of W in one, and no slice without a stage.
+void check_tiles() {
+  std::printf("tiles");
+  struct Case {
+    int64_t out, in;
+    bool swiglu;
+    int rows, slices;
+  };
+  for (const Case& c : {Case{10496, 2048, false, 48, 1},
+                        {6144, 2048, false, 32, 1},
+                        {2048, 2048, false, 48, 4},
+                        {11264, 2048, true, 48, 1},
+                        {2048, 5632, false, 48, 4},
+                        {32000, 2048, false, 128, 1},
+                        {1024, 1024, false, 32, 2},
+                        {4096, 4096, false, 64, 4},
+                        {2048, 128, false, 32, 1},
+                        {16, 4096, false, 32, 4}}) {
+    const GemmM64Tiles tiles = gemm_m64_tiles(c.out, c.in, c.swiglu);
+    if (tiles.rows != c.rows || tiles.slices != c.slices) {
+      std::printf(" %d rows, %d slices of %d x %d", tiles.rows, tiles.slices, static_cast<int>(c.out),
+                  static_cast<int>(c.in));
+      fail("tiles of a weight");
+    }
+  }
+  for (int64_t out = 1; out < 20000; out += out < 600 ? 1 : 97) {
+    for (const int64_t in : {8, 64, 128, 512, 520, 1024, 2056, 9216}) {
+      for (const bool swiglu : {false, true}) {
+        const GemmM64Tiles t = gemm_m64_tiles(out, in, swiglu);
+        const bool rows = t.rows % 16 == 0 && t.rows >= 32 && t.rows <= 128 && t.rows != 112,
+                   slices = t.slices == 1 || (!swiglu && t.rows <= 64 && (t.slices == 2 || t.slices == 4));
+        if (!rows || !slices || (in + 63) / 64 < t.slices) fail("tiles of a shape");
+      }
+    }
   }
   std::printf("\n");
 }
 
 void check_all() {
   check_takes();
+  check_tiles();
   check_chain();
-  for (const int64_t rows : {9, 16, 17, 32, 33, 63, 64}) check_shape({rows, 72, 37, 0, 1});
-  check_shape({64, 8, 1, 0, 1});
-  check_shape({9, 64, 128, 0, 1, true});
-  check_shape({33, 448, 200, 8, 1, true, Added::kItself});  // a ring's second round
-  check_shape({64, 448, 130, 0, 1, false, Added::kApart});
-  check_shape({16, 448, 129, 24, 1, true});
-  check_shape({64, 512, 133, 8, 2, true, Added::kApart});
-  check_shape({20, 904, 256, 0, 2, false, Added::kItself});
-  check_shape({9, 1032, 260, 16, 4, true, Added::kItself});
-  check_shape({64, 1024, 128, 0, 4});
-  check_shape({64, 2048, 136, 0, 8, true, Added::kItself});
-  check_shape({63, 2056, 66, 8, 8, true, Added::kApart});
-  check_shape({12, 5632, 131, 0, 8, false, Added::kItself});
-  check_shape({40, 5632, 64, 0, 8, true});
-  check_shape({9, 72, 74, 0, 1, false, Added::kNothing, true});
-  check_shape({64, 448, 400, 8, 1, false, Added::kNothing, true});
-  check_shape({32, 520, 140, 0, 2, false, Added::kNothing, true});
-  check_shape({17, 1024, 256, 24, 4, false, Added::kNothing, true});
-  check_shape({64, 2048, 134, 0, 8, false, Added::kNothing, true});
+  for (const int64_t rows : {1, 9, 16, 17, 32, 33, 63, 64}) check_shape({rows, 72, 37, 0, {32, 1}});
+  check_shape({64, 8, 1, 0, {32, 1}});
+  check_shape({9, 64, 128, 0, {32, 1}, true});
+  check_shape({33, 1096, 200, 8, {32, 1}, true, Added::kItself});  // a ring's second round
+  check_shape({64, 576, 130, 0, {48, 1}, false, Added::kApart});
+  check_shape({16, 1032, 129, 24, {64, 1}, true});
+  check_shape({64, 1024, 333, 8, {80, 1}, true, Added::kApart});
+  check_shape({20, 904, 256, 0, {96, 1}, false, Added::kItself});
+  check_shape({57, 712, 515, 0, {128, 1}, true, Added::kItself});
+  check_shape({9, 1032, 260, 16, {32, 2}, true, Added::kItself});
+  check_shape({64, 1024, 128, 0, {32, 2}});
+  check_shape({64, 3200, 136, 0, {64, 2}, true, Added::kItself});
+  check_shape({50, 2056, 99, 0, {48, 2}, false, Added::kApart});
+  check_shape({63, 2056, 66, 8, {32, 4}, true, Added::kApart});
+  check_shape({12, 5632, 131, 0, {32, 4}, false, Added::kItself});
+  check_shape({40, 4104, 100, 0, {48, 4}, true});
+  check_shape({64, 5632, 135, 0, {64, 4}, true});
+  check_shape({9, 72, 74, 0, {32, 1}, false, Added::kNothing, true});
+  check_shape({64, 448, 400, 8, {32, 1}, false, Added::kNothing, true});
+  check_shape({32, 1096, 140, 0, {48, 1}, false, Added::kNothing, true});
+  check_shape({50, 520, 140, 0, {64, 1}, false, Added::kNothing, true});
+  check_shape({17, 1024, 256, 24, {80, 1}, false, Added::kNothing, true});
+  check_shape({64, 712, 134, 0, {96, 1}, false, Added::kNothing, true});
+  check_shape({64, 520, 262, 0, {128, 1}, false, Added::kNothing, true});
 }
 
 }  // namespace

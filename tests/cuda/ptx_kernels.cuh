@@ -3,6 +3,7 @@
 #pragma once
 
 #include "gpu/sm80/products.cuh"
+#include "gpu/sm90/multicast.cuh"
 #include "gpu/sm90/ptx.cuh"
 
 namespace fw::cuda::test {
@@ -312,6 +313,45 @@ __global__ void __launch_bounds__(128) cluster_copy_kernel(const ClusterArgs arg
     cluster_arrive();
     cluster_wait();  // all have read
   }
+}
+
+// Blocks of a cluster: each sends 8 rows of a tensor to all, several times to the same place, and tells all when it has
+// read what came. Shared memory: a tile of the rows of all, two barriers.
+struct MulticastArgs {
+  TensorMap map;
+  uint16_t* to;  // [blocks, rounds, 8 cluster, 64], tiles as they lie in shared memory
+  int cluster, rounds;
+};
+inline constexpr std::size_t kMulticastShared = kTensorBytes + 16;
+__global__ void __launch_bounds__(128) multicast_kernel(const __grid_constant__ MulticastArgs args) {
+  char* const tile = shared_memory();
+  auto *const full = reinterpret_cast<uint64_t*>(tile + kTensorBytes), *const empty = full + 1;
+  const int thread = static_cast<int>(thread_index()), block = static_cast<int>(block_index_x()),
+            rank = block % args.cluster, rows = 8 * args.cluster;
+  if (thread == 0) {
+    mbarrier_init(full, 1);
+    mbarrier_init(empty, args.cluster);
+    mbarrier_init_fence();
+  }
+  sync_threads();
+  cluster_arrive();
+  cluster_wait();
+  for (int round = 0; round < args.rounds; ++round) {
+    if (thread == 0) {
+      if (round > 0) mbarrier_wait(empty, (round - 1) % 2);
+      mbarrier_expect(full, static_cast<uint32_t>(rows) * 128);
+      tensor_load_multicast(tile + 1024 * rank, args.map, 0, 0,
+                            (block / args.cluster * args.rounds + round) * rows + 8 * rank, 0, full,
+                            (1u << args.cluster) - 1);
+    }
+    mbarrier_wait(full, round % 2);
+    for (int i = thread; i < rows * 64; i += 128)
+      args.to[(block * args.rounds + round) * rows * 64 + i] = reinterpret_cast<const uint16_t*>(tile)[i];
+    sync_threads();
+    if (round + 1 < args.rounds && thread < args.cluster) mbarrier_arrive_at(empty, thread);
+  }
+  cluster_arrive();
+  cluster_wait();
 }
 
 // ---- Bulk copies: a producer warpgroup (one thread of it) loads rows of 512 floats through three stages, 128

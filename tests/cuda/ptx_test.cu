@@ -346,6 +346,30 @@ void test_cluster_copies() {
                 });
 }
 
+void test_multicast() {
+  constexpr int kClusters = 2, kRounds = 5;
+  Test test("tensor_load_multicast, mbarrier_arrive_at");
+  for (int cluster = 2; cluster <= 8; cluster *= 2) {
+    const int rows = 8 * cluster, blocks = kClusters * cluster, tokens = kClusters * kRounds * rows;
+    std::vector<uint16_t> from(static_cast<std::size_t>(tokens) * 64);
+    for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint16_t>(i * 40503u >> 3);
+    DeviceBuffer<uint16_t> from_device(from), to(static_cast<std::size_t>(blocks * kRounds * rows) * 64);
+    MulticastArgs args{{}, to.data(), cluster, kRounds};
+    const TokenArg tensor{from_device.data(), 0, 64, 0, 1, 1};
+    test.equal(0, make_tensor_map(tensor, 1, tokens, 1, 64, args.map, 8), true);
+    launch_overlapped_clusters(multicast_kernel, {static_cast<unsigned>(blocks), 1, 1}, static_cast<unsigned>(cluster),
+                               128, kMulticastShared, nullptr, args);
+    const auto is = to.download();
+    for (std::size_t i = 0; i < is.size(); ++i) {
+      const int at = static_cast<int>(i) / 64 % rows, piece = static_cast<int>(i) % 64 / 8 ^ at % 8,
+                round = static_cast<int>(i) / (64 * rows) % kRounds,
+                first = static_cast<int>(i) / (64 * rows * kRounds) / cluster;
+      test.equal(i, is[i],
+                 from[static_cast<std::size_t>(((first * kRounds + round) * rows + at) * 64 + piece * 8) + i % 8]);
+    }
+  }
+}
+
 void test_named_barriers() {
   constexpr int kRounds = 5;
   DeviceBuffer<uint32_t> y(std::size_t{128});
@@ -462,6 +486,7 @@ int run_all() {
   test_tensor();
   test_cluster_memory();
   test_cluster_copies();
+  test_multicast();
   test_named_barriers();
   test_chain();
   test_counts();

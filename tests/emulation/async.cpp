@@ -45,8 +45,8 @@ void check_phase(Block& block, std::size_t index) {
   }
 }
 
-void arrive(std::size_t index, int64_t bytes, unsigned thread) {
-  SharedBarrier& barrier = Block::current().barriers()[index];
+void arrive(Block& of, std::size_t index, int64_t bytes, unsigned thread) {
+  SharedBarrier& barrier = of.barriers()[index];
   if (barrier.pending == 0)
     Block::current().fail(thread, "mbarrier at offset %u: more arrivals than its count %d", barrier.offset,
                           barrier.count);
@@ -55,19 +55,22 @@ void arrive(std::size_t index, int64_t bytes, unsigned thread) {
     Block::current().fail(thread, "mbarrier at offset %u: expects %lld bytes", barrier.offset,
                           static_cast<long long>(barrier.bytes));
   --barrier.pending;
-  check_phase(Block::current(), index);
+  check_phase(of, index);
 }
+void arrive(std::size_t index, int64_t bytes, unsigned thread) { arrive(Block::current(), index, bytes, thread); }
 
 // What the caller has done so far is seen by who waits for the end of this phase.
-void seen_at_end(std::size_t index) {
-  SharedBarrier& barrier = Block::current().barriers()[index];
+void seen_at_end(Block& of, std::size_t index) {
+  SharedBarrier& barrier = of.barriers()[index];
   races::release(barrier.ends.at(barrier.phases));
 }
+void seen_at_end(std::size_t index) { seen_at_end(Block::current(), index); }
 
-void seen_with_load(std::size_t index) {
-  SharedBarrier& barrier = Block::current().barriers()[index];
+void seen_with_load(Block& of, std::size_t index) {
+  SharedBarrier& barrier = of.barriers()[index];
   races::release_load(barrier.ends.at(barrier.phases));
 }
+void seen_with_load(std::size_t index) { seen_with_load(Block::current(), index); }
 
 void come(Block& block, std::size_t index, uint32_t bytes) {
   block.barriers()[index].bytes -= bytes;
@@ -115,6 +118,27 @@ const char* piece_of(const TensorBox& box, int64_t channel, int64_t head, int64_
     piece += at[i] * box.stride[i];
   }
   return piece;
+}
+
+// A box of a tensor on its way to a block of the cluster.
+struct Tile {
+  TensorBox box;
+  int column, head, token, batch;
+  char* to;
+};
+const char* piece_of(const Tile& tile, int row, int piece) {
+  return piece_of(tile.box, tile.column + 8 * piece, tile.head, tile.token + row, tile.batch);
+}
+void copy(const Tile& tile) {
+  for (int row = 0; row < tile.box.rows; ++row) {
+    for (int piece = 0; piece < 8; ++piece) {
+      char* const to = tile.to + row * 128 + ((piece ^ (row & 7)) << 4);
+      if (const char* from = piece_of(tile, row, piece))
+        std::memcpy(to, from, 16);
+      else
+        std::memset(to, 0, 16);
+    }
+  }
 }
 
 void store(void* to, const void* from, uint32_t bytes, const char* what) {
@@ -244,6 +268,7 @@ void mbarrier_wait(uint64_t* barrier, int parity) {
       Block::current().wait("mbarrier_wait", static_cast<int>(index), parity);
   }
   emulation::SharedBarrier& waited = Block::current().barriers()[index];
+  waited.waited = waited.phases;
   if (waited.phases > 0) emulation::races::acquire(waited.ends.at(waited.phases - 1));
 }
 
@@ -265,7 +290,6 @@ void bulk_load(void* shared_to, const void* global_from, uint32_t bytes, uint64_
     load();
 }
 void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier) {
-  using emulation::races::release_load;
   Block& block = Block::current();
   emulation::check_bulk(from, to, bytes, "cluster_copy");
   block.shared(Block::kSharedBase + block.offset(from, "cluster_copy"), bytes, 16, "cluster_copy", position.thread);
@@ -276,7 +300,7 @@ void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t
   emulation::races::touch(from, bytes);
   emulation::races::read(from, bytes);
   emulation::races::write(there, bytes);
-  release_load(other.barriers()[index].ends.at(other.barriers()[index].phases));
+  emulation::seen_with_load(other, index);
   const emulation::races::Quiet quiet;
   auto copy = [there, from, bytes, index, &other] {
     std::memcpy(there, from, bytes);
@@ -287,44 +311,69 @@ void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t
   else
     copy();
 }
-void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
-  emulation::TensorBox box;
-  std::memcpy(&box, &map, sizeof box);
-  const uint32_t bytes = static_cast<uint32_t>(box.rows) * 128;
-  emulation::check_bulk(box.data, shared_to, bytes, "tensor_load");
+namespace {
+
+emulation::Tile checked_tile(void* shared_to, const TensorMap& map, int column, int head, int token, int batch) {
+  emulation::Tile tile{{}, column, head, token, batch, static_cast<char*>(shared_to)};
+  std::memcpy(&tile.box, &map, sizeof tile.box);
+  emulation::check_bulk(tile.box.data, shared_to, static_cast<uint32_t>(tile.box.rows) * 128, "tensor_load");
   const uint32_t offset = Block::current().offset(shared_to, "tensor_load");
   if (offset % 1024 != 0)
     Block::current().fail(position.thread, "tensor_load to offset %u of shared memory: must be a multiple of 1024",
                           offset);
-  const std::size_t index = emulation::barrier_index(barrier, "tensor_load");
-  const auto piece_at = [=](int row, int piece) {
-    return emulation::piece_of(box, column + 8 * piece, head, token + row, batch);
-  };
-  for (int row = 0; row < box.rows; ++row) {
+  for (int row = 0; row < tile.box.rows; ++row) {
     for (int piece = 0; piece < 8; ++piece) {
-      if (const char* from = piece_at(row, piece)) emulation::races::read(from, 16);
+      if (const char* from = piece_of(tile, row, piece)) emulation::races::read(from, 16);
     }
   }
-  emulation::races::touch(shared_to, bytes);
-  emulation::races::write(shared_to, bytes);
-  emulation::seen_with_load(index);
+  emulation::races::touch(shared_to, static_cast<uint32_t>(tile.box.rows) * 128);
+  return tile;
+}
+
+// The tile comes to a block, whose barrier number `index` counts its bytes.
+void load_tile(const emulation::Tile& tile, Block& of, std::size_t index) {
+  const uint32_t bytes = static_cast<uint32_t>(tile.box.rows) * 128;
+  emulation::races::write(tile.to, bytes);
+  emulation::seen_with_load(of, index);
   const emulation::races::Quiet quiet;
-  auto load = [=] {
-    for (int row = 0; row < box.rows; ++row) {
-      for (int piece = 0; piece < 8; ++piece) {
-        char* const to = static_cast<char*>(shared_to) + row * 128 + ((piece ^ (row & 7)) << 4);
-        if (const char* from = piece_at(row, piece))
-          std::memcpy(to, from, 16);
-        else
-          std::memset(to, 0, 16);
-      }
-    }
-    emulation::come(index, bytes);
+  auto load = [tile, bytes, index, &of] {
+    emulation::copy(tile);
+    emulation::come(of, index, bytes);
   };
   if (Block::current().late())
     Block::current().defer(load);
   else
     load();
+}
+
+}  // namespace
+
+void tensor_load(void* shared_to, const TensorMap& map, int column, int head, int token, int batch, uint64_t* barrier) {
+  const emulation::Tile tile = checked_tile(shared_to, map, column, head, token, batch);
+  load_tile(tile, Block::current(), emulation::barrier_index(barrier, "tensor_load"));
+}
+void tensor_load_multicast(void* shared_to, const TensorMap& map, int column, int head, int token, int batch,
+                           uint64_t* barrier, uint32_t blocks) {
+  emulation::Tile tile = checked_tile(shared_to, map, column, head, token, batch);
+  Block& block = Block::current();
+  for (int rank = 0; blocks >> rank != 0; ++rank) {
+    if ((blocks >> rank & 1) == 0) continue;
+    Block& other = block.cluster_block(rank, "tensor_load_multicast");
+    const uint64_t word = *static_cast<const uint64_t*>(block.cluster_rank(barrier, rank));
+    tile.to = static_cast<char*>(block.cluster_rank(shared_to, rank));
+    load_tile(tile, other, emulation::barrier_index(other, word, barrier, "tensor_load_multicast"));
+  }
+}
+void mbarrier_arrive_at(uint64_t* barrier, int rank) {
+  Block& block = Block::current();
+  block.needs_hopper("mbarrier_arrive_at");
+  Block& other = block.cluster_block(rank, "mbarrier_arrive_at");
+  const uint64_t word = *static_cast<const uint64_t*>(block.cluster_rank(barrier, rank));
+  const std::size_t index = emulation::barrier_index(other, word, barrier, "mbarrier_arrive_at");
+  emulation::seen_at_end(other, index);
+  const emulation::races::Quiet quiet;
+  other.barriers()[index].reached = true;
+  emulation::arrive(other, index, 0, position.thread);
 }
 void bulk_store(void* global_to, const void* shared_from, uint32_t bytes) {
   emulation::store(global_to, shared_from, bytes, "bulk_store");

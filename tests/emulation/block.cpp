@@ -223,6 +223,13 @@ void Block::go() {
   if (live_ > 0) return;  // they wait for the grid in front, or for other blocks
   if (!deferred_.empty())
     fail(0, "%zu asynchronous loads are still under way at the end of the block", deferred_.size());
+  for (const SharedBarrier& barrier : shared_barriers_) {
+    if (barrier.reached && (barrier.waited != barrier.phases || barrier.pending != barrier.count))
+      fail(0,
+           "mbarrier at offset %u: nobody has waited for the last arrivals from other blocks, which may come when this "
+           "one is over",
+           barrier.offset);
+  }
   // Given back at the end of the grid, when its threads' accesses are over for the one that gives it back.
   if (races::kFound) shared_of_grid_.push_back(std::move(shared_));
   shared_.reset();
@@ -503,8 +510,10 @@ void Block::park() {
 void Block::let_one_go_on() {
   if (deferred_.empty() && lingering_.empty()) report_deadlock();
   if (!deferred_.empty() && (lingering_.empty() || random_() % 2 == 0)) {
-    const auto action = std::move(deferred_.front());
-    deferred_.pop_front();
+    // The oldest, or in a drawn order any: nothing orders loads that wait for different barriers.
+    const auto one = deferred_.begin() + static_cast<std::ptrdiff_t>(shuffled_ ? random_() % deferred_.size() : 0);
+    const auto action = std::move(*one);
+    deferred_.erase(one);
     return action();
   }
   const unsigned warp = lingering_[random_() % lingering_.size()] / 32;

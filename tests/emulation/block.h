@@ -33,6 +33,8 @@ struct SharedBarrier {
   int64_t bytes;    // expected and not yet come
   uint64_t phases;  // that are over
   races::Events ends;
+  uint64_t waited = 0;   // phases that were over when somebody's wait was
+  bool reached = false;  // by arrivals from other blocks
 };
 
 struct Copy {  // cp.async

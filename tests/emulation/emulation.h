@@ -204,6 +204,9 @@ void cluster_sync();
 void cluster_arrive();
 void cluster_wait();
 void cluster_copy(void* to, int rank, const void* from, uint32_t bytes, uint64_t* barrier);
+void tensor_load_multicast(void* shared_to, const TensorMap& map, int column, int head, int token, int batch,
+                           uint64_t* barrier, uint32_t blocks);
+void mbarrier_arrive_at(uint64_t* barrier, int rank);
 inline void prefetch_map(const TensorMap& /*map*/) {}
 void* cluster_rank(const void* shared, int rank);
 template <class T>

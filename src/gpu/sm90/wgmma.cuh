@@ -78,6 +78,7 @@ FW_DEVICE void take_over(uint32_t (&a)[4], const uint32_t (&next)[4], int32_t po
 #define FW_WGMMA_16(i) FW_WGMMA_8(i), FW_WGMMA_8((i) + 8)
 #define FW_WGMMA_24(i) FW_WGMMA_16(i), FW_WGMMA_8((i) + 16)
 #define FW_WGMMA_32(i) FW_WGMMA_16(i), FW_WGMMA_16((i) + 16)
+#define FW_WGMMA_40(i) FW_WGMMA_32(i), FW_WGMMA_8((i) + 32)
 #define FW_WGMMA_48(i) FW_WGMMA_32(i), FW_WGMMA_16((i) + 32)
 #define FW_WGMMA_64(i) FW_WGMMA_32(i), FW_WGMMA_32((i) + 32)
 #define FW_WGMMA_96(i) FW_WGMMA_64(i), FW_WGMMA_32((i) + 64)
@@ -103,7 +104,7 @@ FW_DEVICE void take_over(uint32_t (&a)[4], const uint32_t (&next)[4], int32_t po
 
 template <int N>
 inline constexpr bool kWgmmaColumns =
-    N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 96 || N == 128 || N == 192 || N == 256;
+    N == 8 || N == 16 || N == 32 || N == 48 || N == 64 || N == 80 || N == 96 || N == 128 || N == 192 || N == 256;
 
 // d = a b, plus d if accumulate; complete after wgmma_commit() and wgmma_wait(). a and d stay untouched until then.
 template <int N, bool kTransposeB>
@@ -114,6 +115,7 @@ FW_DEVICE void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, b
   FW_WGMMA_RS(32, 16, 16, 17, 18, 19, 20, 21, 22)
   FW_WGMMA_RS(48, 24, 24, 25, 26, 27, 28, 29, 30)
   FW_WGMMA_RS(64, 32, 32, 33, 34, 35, 36, 37, 38)
+  FW_WGMMA_RS(80, 40, 40, 41, 42, 43, 44, 45, 46)
   FW_WGMMA_RS(96, 48, 48, 49, 50, 51, 52, 53, 54)
   FW_WGMMA_RS(128, 64, 64, 65, 66, 67, 68, 69, 70)
   FW_WGMMA_RS(192, 96, 96, 97, 98, 99, 100, 101, 102)
@@ -128,6 +130,7 @@ FW_DEVICE void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumula
   FW_WGMMA_SS(32, 16, 16, 17, 18, 19, 20)
   FW_WGMMA_SS(48, 24, 24, 25, 26, 27, 28)
   FW_WGMMA_SS(64, 32, 32, 33, 34, 35, 36)
+  FW_WGMMA_SS(80, 40, 40, 41, 42, 43, 44)
   FW_WGMMA_SS(96, 48, 48, 49, 50, 51, 52)
   FW_WGMMA_SS(128, 64, 64, 65, 66, 67, 68)
   FW_WGMMA_SS(192, 96, 96, 97, 98, 99, 100)

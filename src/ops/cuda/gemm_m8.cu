@@ -452,7 +452,7 @@ template <>
 bool linear_pair_forward(const Exec<Bf16>& exec, const LinearPart<Bf16>& first, const LinearPart<Bf16>& second) {
   if (first.x.rows != second.x.rows || first.x.cols != second.x.cols) return false;
   const Mat<const Bf16> weights[2] = {operand<Bf16>(first.weight), operand<Bf16>(second.weight)};
-  if (first.x.rows > kGemmM8MaxM) return some_rows_pair(first, second, exec.device.stream());
+  if (first.x.rows > kGemmM8MaxM) return gemm_m64_pair(first, second, exec.device.stream());
   if (first.x.cols % kPacket<Bf16> != 0 || warps_for(first.x.cols) != kPairWarps || first.x.rows == 0) return false;
   GemmM8Pair<Bf16> pair;
   for (int i = 0; i < 2; ++i) {

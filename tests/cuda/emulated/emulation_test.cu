@@ -307,6 +307,14 @@ void waits_for_another(const float*, float*) {
   cluster_sync();
   mbarrier_wait(memory, 0);
 }
+// Arrivals at both blocks that nobody waits for.
+void arrives_for_nobody(const float*, float*) {
+  auto* const memory = reinterpret_cast<uint64_t*>(shared_memory());
+  if (thread_index() == 0) mbarrier_init(memory, 2);
+  cluster_sync();
+  if (thread_index() < 2) mbarrier_arrive_at(memory, static_cast<int>(thread_index()));
+  cluster_sync();
+}
 // What four blocks got, after a kernel in front that makes to[1] of it: 2.
 bool pass_on(const char* early, const char* order) {
   setenv("FW_EMULATION_EARLY", early, 1);
@@ -395,6 +403,8 @@ int run_all() {
        128, 4096, false, 2);
   dies("cluster_copy to no block", sends_to_no_block, "cluster_copy of block 2 of 2", 128, 4096, false, 2);
   dies("blocks that wait for what nobody sends", waits_for_another, "16 bytes missing", 128, 4096, false, 2);
+  dies("arrivals from another block that nobody waits for", arrives_for_nobody,
+       "nobody has waited for the last arrivals from other blocks", 128, 4096, false, 2);
   dies("a cluster too large", fresh_memory, "9 blocks in clusters of 9", 128, 4096, false, 9);
   result("shared memory is not zero", std::isnan(runs(fresh_memory, "", "0")), "a number");
   std::printf("%d failures\n", failures);

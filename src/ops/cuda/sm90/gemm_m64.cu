@@ -1,21 +1,26 @@
-// A block has 128 rows of W and a slice of its columns, which it walks over 64 at a time. W is the left operand of
-// warp-group products and x, 16, 32 or 64 of its rows, the right one, so that the tokens are the short side. Up to
-// eight blocks that share rows of W, one slice each, are a cluster. Each block sends the others their share of the rows
-// of its sums. It adds up and stores its own share, in the order of the slices. TMA sends them (reads from one another
-// took 2.6 us of 8 slices of 64 tokens, and a cluster's barrier that shows what was written 2).
+// A block has kRows rows of W and a slice of its columns, which it walks over 64 at a time. x, all 64 of its rows, is
+// the left operand of warp-group products, so that the rows of W may be any multiple of 16: as many as leave each SM of
+// a large device two blocks. Two warpgroups take the stages in turn.
 //
-//   warps 0 to 3, 4 to 7    multiply the first and the last 64 rows of a stage; afterwards all join the sums, and a thread a block sends
-//   warp 8, one lane        loads W [128, 64] and x [kTokens, 64] of a stage, as panels (tiles.h). Rows and columns that are not there are zeros
-//   barriers                stages: full by bytes, empty by all workers; `joined` by the bytes of the other slices. Of the cluster: once no products read a
-//                           stage, and once all have what was sent to them
-//   shared memory           kStages stages, barriers; after the last stage, in the stages' memory, the sums by shares of blocks and those that come
+// Blocks of a cluster share x. kSharers of them, with rows of W of their own, bring a share of x's rows each and send
+// it to all. Where columns are in slices, the cluster also has the other slices' blocks of the same rows. Each sends
+// the others their share of its sums, adds up its own share in the order of the slices, and stores it.
+//
+//   warps 0 to 3, 4 to 7    multiply even and odd stages. Afterwards all add up the sums, and a thread a block sends
+//   warp 8, one lane        loads W [kRows, 64] and its share of x [64, 64] of a stage, as SW128 tiles. Rows and
+//                           columns that are not there are zeros. Shares of x without a row are not loaded
+//   barriers                stages: full by bytes, empty by a lane of each warp that multiplied, of all sharers.
+//                           `joined`: the bytes of the other slices. Of the cluster: when barriers are there, once no
+//                           products read a stage, and once all that was sent has come
+//   shared memory           kStages stages of x and W, barriers, bias. After the last stage, in the stages' memory, the
+//                           sums of both warpgroups, those that are sent and those that come
 //
 // The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the
-// kernel before it is over, and for x after that. Two blocks share an SM, with about 128 KB of W on their way.
+// kernel before it is over, and for x after that. Two blocks share an SM, so that the next kernel's has room.
 //
 // Two products of ranks, which have few blocks and are over before they have begun, are one launch.
 //
-// With SwiGLU (kSwiglu) a block's rows are 64 of W's upper half and the 64 that belong to them of the lower.
+// With SwiGLU (kSwiglu) half of a block's rows are of W's upper half and the others those that belong to them.
 #include <algorithm>
 
 #include "base/error.h"
@@ -23,8 +28,10 @@
 #include "gpu/launch.h"
 #include "gpu/sm80/fragments.cuh"
 #include "gpu/sm90/fragments.cuh"
+#include "gpu/sm90/multicast.cuh"
 #include "gpu/sm90/pipeline.cuh"
 #include "gpu/tensor_map.h"
+#include "ops/cuda/gemm_m32.h"
 #include "ops/cuda/gemm_m64.h"
 #include "ops/cuda/gemm_m8.h"
 #include "ops/cuda/linear.h"
@@ -36,40 +43,40 @@
 namespace fw::cuda {
 namespace {
 
-constexpr int kProductTile = 128, kStageColumns = 64;  // rows of W of a block; columns of a stage
+constexpr int kTokens = kGemmM64MaxM, kStageColumns = 64;
 constexpr int kProductWorkers = 256, kProductThreads = kProductWorkers + 32;
 constexpr int kJoinBarrier = 1;
+constexpr int kMostSlicedRows = 64;
 
-template <int kTokens>
+// A cluster has eight blocks at most. With 128 rows two blocks wait for each other less than four.
+constexpr int sharers_of(int rows, int slices) { return slices == 4 || rows == 128 ? 2 : 4; }
+
+template <int kRows_, int kSlices_>
 struct GemmM64Shape {
-  static constexpr int kX = 2 * kSw128Bytes, kStageBytes = kX + kTokens * 128;
+  static constexpr int kRows = kRows_, kSlices = kSlices_;
+  static constexpr int kSharers = sharers_of(kRows, kSlices), kCluster = kSharers * kSlices;
+  static constexpr int kXRows = kTokens / kSharers;  // of a sharer
+  static constexpr int kWeight = kTokens * 128, kStageBytes = kWeight + kRows * 128;
   // of each of two blocks; a KB of each is the system's
-  static constexpr int kBlockShared = (228 / 2 - 1) * 1024, kBarrierBytes = 128;
-  static constexpr int kStages = (kBlockShared - kBarrierBytes) / kStageBytes;
-  static constexpr int kBarriers = kStages * kStageBytes, kShared = kBarriers + kBarrierBytes;
+  static constexpr int kBlockShared = (228 / 2 - 1) * 1024, kBarrierBytes = 256, kBiasBytes = 4 * 128;
+  // An even number: a slot is always the same warpgroup's. The other one could be a round ahead of a slot whose load is
+  // late, and take the round before for it.
+  static constexpr int kStages = (kBlockShared - kBarrierBytes - kBiasBytes) / kStageBytes / 2 * 2;
+  static constexpr int kBarriers = kStages * kStageBytes, kBias = kBarriers + kBarrierBytes;
+  static constexpr int kShared = kBias + kBiasBytes;
   struct Barriers : RingBarriers<kStages> {
     uint64_t joined;
   };
-  static_assert(kStageBytes % 1024 == 0 && sizeof(Barriers) <= kBarrierBytes);
-};
-
-// The sums of a block [slices, parts, kTokens, kShare], a share of the tile's outputs for each block of the cluster.
-// After them those of the block's own share that the other slices send, [slices - 1, parts, kTokens, kShare]. Eights
-// of outputs are exchanged by the token's number, so that lanes that write meet few banks (a gap from token to token
-// would be sent, too).
-template <int kTokens, int kSlices, bool kSwiglu>
-struct SharesOf {
-  static constexpr int kParts = kSwiglu ? 2 : 1, kOutputs = kProductTile / kParts, kShare = kOutputs / kSlices;
-  static constexpr int kNumbers = kParts * kTokens * kShare, kBytes = 4 * kNumbers, kReceived = kSlices * kNumbers;
-  static_assert((2 * kSlices - 1) * kBytes <= GemmM64Shape<kTokens>::kBarriers);
-  static FW_DEVICE int exchanged(int token) { return (token >> 1 & ((kShare < 32 ? kShare : 32) / 8 - 1)) * 8; }
-  static FW_DEVICE int at(int half, int token, int output) {
-    return (half * kTokens + token) * kShare + (output ^ exchanged(token));
-  }
-  // Where a slice's sums of block `own`'s share lie in that block.
-  static FW_DEVICE int of_slice(int slice, int own) {
-    return slice == own ? own * kNumbers : kReceived + (slice < own ? slice : slice - 1) * kNumbers;
-  }
+  // Sums of a warpgroup [64, kSumStride], the second's behind the first's. Then shares [64, kShare], those that are
+  // sent and those that come. Lanes that write or read the sums of a row in eights meet all banks.
+  static constexpr int kSumStride = kRows + 8, kShare = kRows / kSlices;
+  static constexpr int kGroupSums = kTokens * kSumStride, kShareSums = kTokens * kShare;
+  static constexpr int kSent = 2 * kGroupSums, kReceived = kSent + (kSlices - 1) * kShareSums;
+  static_assert(kRows % 16 == 0 && kRows <= 128 && kShare % 4 == 0 && kStageBytes % 1024 == 0);
+  static_assert(sizeof(Barriers) <= kBarrierBytes);
+  static_assert(4 * (kReceived + (kSlices - 1) * kShareSums) <= kBarriers);
+  // Which of the others' shares, in order, that of `slice` is.
+  static FW_DEVICE int among_others(int slice, int own) { return slice < own ? slice : slice - 1; }
 };
 
 struct GemmM64Args {
@@ -108,62 +115,65 @@ FW_DEVICE void store_four(Bf16* to, int left, bool whole, const float (&x)[4]) {
   }
 }
 
-// sums [64 rows of W, kTokens] += a panel of W times the transpose of that of x.
-template <int kTokens>
-FW_DEVICE void add_stage(float (&sums)[kTokens / 2], uint32_t weight, uint32_t x) {
-  const uint64_t a = wgmma_descriptor(weight, 16, 1024), b = wgmma_descriptor(x, 16, 1024);
+// sums [64, kRows] += a SW128 tile of x times the transpose of that of W.
+template <int kRows>
+FW_DEVICE void add_stage(float (&sums)[kRows / 2], uint32_t x, uint32_t weight) {
+  const uint64_t a = wgmma_descriptor(x, 16, 1024), b = wgmma_descriptor(weight, 16, 1024);
   FW_UNROLL
   for (int k = 0; k < kStageColumns / 16; ++k)
-    wgmma_ss<kTokens, false, false>(sums, descriptor_after(a, 32 * k), descriptor_after(b, 32 * k), true);
+    wgmma_ss<kRows, false, false>(sums, descriptor_after(a, 32 * k), descriptor_after(b, 32 * k), true);
 }
 
-// Four neighbouring sums of all slices, added up in their order.
-template <class Shares, int kSlices>
-FW_DEVICE void join_four(const float* sums, int own, int at, float (&sum)[4]) {
-  FW_UNROLL
-  for (int s = 0; s < kSlices; ++s) {
-    const float4 x = *reinterpret_cast<const float4*>(sums + Shares::of_slice(s, own) + at);
-    sum[0] = s == 0 ? x.x : sum[0] + x.x, sum[1] = s == 0 ? x.y : sum[1] + x.y, sum[2] = s == 0 ? x.z : sum[2] + x.z,
-    sum[3] = s == 0 ? x.w : sum[3] + x.w;
-  }
+FW_DEVICE float4 sum_of(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+// Four neighbouring sums of a token, both warpgroups'.
+template <class Shape>
+FW_DEVICE float4 block_sums(const float* sums, int token, int row) {
+  const float* const at = sums + token * Shape::kSumStride + row;
+  return sum_of(*reinterpret_cast<const float4*>(at), *reinterpret_cast<const float4*>(at + Shape::kGroupSums));
 }
 
-template <int kTokens, int kSlices, bool kSwiglu>
-FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
-  using Shape = GemmM64Shape<kTokens>;
-  using Shares = SharesOf<kTokens, kSlices, kSwiglu>;
-  constexpr int kStages = Shape::kStages;
+template <int kRows, int kSlices, bool kSwiglu>
+FW_DEVICE void gemm_m64_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
+  using Shape = GemmM64Shape<kRows, kSlices>;
+  constexpr int kStages = Shape::kStages, kSharers = Shape::kSharers, kShare = Shape::kShare;
+  constexpr int kOutputs = kSwiglu ? kRows / 2 : kRows;
+  static_assert(!kSwiglu || kSlices == 1);
   char* const shared = shared_memory();
   auto& barriers = *reinterpret_cast<typename Shape::Barriers*>(shared + Shape::kBarriers);
-  if (thread_index() == 0) {
-    barriers.init(1, kProductWorkers);
-    mbarrier_init(&barriers.joined, 1);
-    mbarrier_init_fence();
-    if constexpr (kSlices > 1) mbarrier_expect(&barriers.joined, (kSlices - 1) * Shares::kBytes);
-  }
-  sync_threads();
-  constexpr int kOutputs = Shares::kOutputs, kShare = Shares::kShare;
-  const int slice = static_cast<int>(block_index_x()) % kSlices,
-            row = static_cast<int>(block_index_x()) / kSlices * kOutputs;
+  const int block = static_cast<int>(block_index_x()), rank = block % Shape::kCluster, slice = rank / kSharers,
+            sharer = rank % kSharers, row = (block / Shape::kCluster * kSharers + sharer) * kOutputs;
   const int first = a.stages * slice / kSlices, count = a.stages * (slice + 1) / kSlices - first;
 
   if (warp_index() == kProductWorkers / 32) {
+    const int ahead = min(count, kStages), x_shares = (a.rows + Shape::kXRows - 1) / Shape::kXRows;
+    const auto issue_weight = [&](int i, int slot) {
+      char* const to = shared + slot * Shape::kStageBytes + Shape::kWeight;
+      const int column = (first + i) * kStageColumns;
+      mbarrier_expect(barriers.full + slot, static_cast<uint32_t>(kRows * 128 + x_shares * Shape::kXRows * 128));
+      tensor_load(to, maps.weight, column, 0, row, 0, barriers.full + slot);
+      if constexpr (kSwiglu)
+        tensor_load(to + kOutputs * 128, maps.weight, column, 0, row + a.out, 0, barriers.full + slot);
+    };
+    const auto issue_x = [&](int i, int slot) {
+      if (sharer >= x_shares) return;
+      tensor_load_multicast(shared + slot * Shape::kStageBytes + sharer * Shape::kXRows * 128, maps.x,
+                            (first + i) * kStageColumns, 0, sharer * Shape::kXRows, 0, barriers.full + slot,
+                            ((1u << kSharers) - 1) << slice * kSharers);
+    };
     if (lane_index() == 0) {
       prefetch_map(maps.x);
-      const auto issue_weight = [&](int i, int slot) {
-        char* const to = shared + slot * Shape::kStageBytes;
-        mbarrier_expect(barriers.full + slot, Shape::kStageBytes);
-        tensor_load(to, maps.weight, (first + i) * kStageColumns, 0, row, 0, barriers.full + slot);
-        tensor_load(to + kSw128Bytes, maps.weight, (first + i) * kStageColumns, 0, row + (kSwiglu ? a.out : 64), 0,
-                    barriers.full + slot);
-      };
-      const auto issue_x = [&](int i, int slot) {
-        tensor_load(shared + slot * Shape::kStageBytes + Shape::kX, maps.x, (first + i) * kStageColumns, 0, 0, 0,
-                    barriers.full + slot);
-      };
-      const int ahead = min(count, kStages);
+      barriers.init(1, kSharers * kProductWorkers / 2 / 32);
+      mbarrier_init(&barriers.joined, 1);
+      mbarrier_init_fence();
+      if constexpr (kSlices > 1)
+        mbarrier_expect(&barriers.joined, static_cast<uint32_t>((kSlices - 1) * 4 * kShare * a.rows));
       FW_NO_UNROLL
       for (int i = 0; i < ahead; ++i) issue_weight(i, i);
+    }
+    sync_warp();
+    cluster_arrive(), cluster_wait();  // the barriers are there, in all blocks
+    if (lane_index() == 0) {
       grid_dependency_wait();
       grid_dependency_launch();
       FW_NO_UNROLL
@@ -176,52 +186,57 @@ FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
         issue_x(i, ring.slot);
       }
     }
-    if constexpr (kSlices > 1) {
-      sync_warp();  // barriers are for whole warps
-      FW_UNROLL
-      for (int i = 0; i < 2; ++i) cluster_arrive(), cluster_wait();
-    }
+    sync_warp();  // barriers are for whole warps
+    if constexpr (kSlices > 1) cluster_arrive(), cluster_wait();
+    cluster_arrive(), cluster_wait();
     return;
   }
 
-  // What the block stores: its share of the tile's outputs, of every token, four at a time. A thread's are all of the
-  // same outputs.
-  constexpr int kFours = kShare / 4, kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
-  const int thread = static_cast<int>(thread_index()), in_share = thread % kFours * 4,
-            out_offset = slice * kShare + in_share;
-  const int left = a.out - row - out_offset;
-  const auto token_of = [&](int rotation) { return (rotation * kProductWorkers + thread) / kFours; };
-  float bias[4] = {};
-  if (a.bias != nullptr) {
-    FW_UNROLL for (int i = 0; i < 4; ++i) bias[i] = i < left ? a.bias[row + out_offset + i] : 0.0f;
-  }
+  const int thread = static_cast<int>(thread_index()), lane = static_cast<int>(lane_index());
+  float* const bias = reinterpret_cast<float*>(shared + Shape::kBias);
+  if (thread < kOutputs) bias[thread] = a.bias != nullptr && row + thread < a.out ? a.bias[row + thread] : 0.0f;
+  cluster_arrive(), cluster_wait();
   grid_dependency_wait();
   grid_dependency_launch();
+  // What the block stores: its share of the tile's outputs, of every token, four at a time.
+  constexpr int kFours = (kSwiglu ? kOutputs : kShare) / 4,
+                kTurns = (kTokens * kFours + kProductWorkers - 1) / kProductWorkers;
+  const auto token_of = [&](int turn) { return (turn * kProductWorkers + thread) / kFours; };
+  const auto output_of = [&](int turn) { return slice * kShare + (turn * kProductWorkers + thread) % kFours * 4; };
   Packet<Bf16, 4> before[kTurns];
   if (a.addend != nullptr) {
-    FW_UNROLL for (int rotation = 0; rotation < kTurns; ++rotation) {
-      const int m = token_of(rotation);
-      if (m < a.rows)
-        before[rotation] = load_four(a.addend + m * a.addend_stride + row + out_offset, left, a.addend_whole != 0);
+    FW_UNROLL
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int m = token_of(turn), at = row + output_of(turn);
+      if (m < a.rows && at < a.out)
+        before[turn] = load_four(a.addend + m * a.addend_stride + at, a.out - at, a.addend_whole != 0);
     }
   }
 
   const int group = shuffle(thread / 128, 0);
   const uint32_t base = shuffle(shared_address(shared), 0);
-  float sums[kTokens / 2];
+  float sums[kRows / 2];
   FW_UNROLL
-  for (int i = 0; i < kTokens / 2; ++i) sums[i] = 0.0f;
+  for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
   Ring<kStages> ring, previous;
+  if (group == 1) ring.next();
+  // The warp has read its stage, says a lane to each sharer: all send to this block's next one. Only where there is
+  // one: an arrival that nobody waits for may come when the block is over and its memory another's.
+  const auto put_empty = [&](const Ring<kStages>& of) {
+    sync_warp();
+    if (lane < kSharers) mbarrier_arrive_at(barriers.empty + of.slot, slice * kSharers + lane);
+  };
   FW_NO_UNROLL
-  for (int i = 0; i < count; ++i) {
+  for (int i = group; i < count; i += 2) {
     barriers.wait_full(ring);
     const uint32_t stage = base + static_cast<uint32_t>(ring.slot * Shape::kStageBytes);
     wgmma_fence();
-    add_stage<kTokens>(sums, stage + static_cast<uint32_t>(group * kSw128Bytes), stage + Shape::kX);
+    add_stage<kRows>(sums, stage, stage + Shape::kWeight);
     wgmma_commit();
     wgmma_wait<1>();
-    if (i > 0) barriers.put_empty(previous);
+    if (i > group && i - 2 + kStages < count) put_empty(previous);
     previous = ring;
+    ring.next();
     ring.next();
   }
   wgmma_wait<0>();
@@ -231,83 +246,120 @@ FW_DEVICE void some_rows_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
   if constexpr (kSlices > 1) cluster_arrive();
   named_barrier_sync(kJoinBarrier, kProductWorkers);  // no product reads a stage any more
   {
-    // The 16 rows of a warp are of one share, or of two. A lane's tokens are exchanged alike.
-    const int lane = static_cast<int>(lane_index()), from = thread / 32 * 16, half = from / kOutputs,
-              output = from % kOutputs;
-    const int of_lane = output % kShare + lane / 4, token = 2 * (lane % 4);
-    float* const mine = parts + output / kShare * Shares::kNumbers;
-    const int at[2] = {Shares::at(half, token, of_lane), kShare >= 16
-                                                             ? Shares::at(half, token, of_lane + 8)
-                                                             : Shares::kNumbers + Shares::at(half, token, of_lane)};
+    float* const mine =
+        parts + group * Shape::kGroupSums + (thread % 128 / 32 * 16 + lane / 4) * Shape::kSumStride + 2 * (lane % 4);
     FW_UNROLL
-    for (int i = 0; i < kTokens / 2; ++i) mine[at[i % 4 / 2] + (i / 4 * 8 + i % 2) * kShare] = sums[i];
+    for (int i = 0; i < kRows / 2; i += 2) {
+      *reinterpret_cast<float2*>(mine + i % 4 / 2 * 8 * Shape::kSumStride + i / 4 * 8) = {sums[i], sums[i + 1]};
+    }
   }
-  if constexpr (kSlices > 1) fence_async_shared();
   named_barrier_sync(kJoinBarrier, kProductWorkers);
   if constexpr (kSlices > 1) {
+    constexpr int kOfShare = kShare / 4;
+    for (int i = thread; i < (kSlices - 1) * a.rows * kOfShare; i += kProductWorkers) {
+      const int other = i / (a.rows * kOfShare), four = i % (a.rows * kOfShare), m = four / kOfShare,
+                to = other < slice ? other : other + 1;
+      *reinterpret_cast<float4*>(parts + Shape::kSent + other * Shape::kShareSums + 4 * four) =
+          block_sums<Shape>(parts, m, to * kShare + four % kOfShare * 4);
+    }
+    fence_async_shared();
+    named_barrier_sync(kJoinBarrier, kProductWorkers);
     cluster_wait();  // nor does one of the other blocks
     if (thread < kSlices && thread != slice) {
-      cluster_copy(parts + Shares::of_slice(slice, thread), thread, parts + thread * Shares::kNumbers, Shares::kBytes,
-                   &barriers.joined);
+      cluster_copy(parts + Shape::kReceived + Shape::among_others(slice, thread) * Shape::kShareSums,
+                   thread * kSharers + sharer,
+                   parts + Shape::kSent + Shape::among_others(thread, slice) * Shape::kShareSums,
+                   static_cast<uint32_t>(4 * kShare * a.rows), &barriers.joined);
     }
     mbarrier_wait(&barriers.joined, 0);
   }
   FW_UNROLL
-  for (int rotation = 0; rotation < kTurns; ++rotation) {
-    const int m = token_of(rotation);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int m = token_of(turn), output = output_of(turn), left = a.out - row - output;
     if (m >= a.rows || left <= 0) continue;
-    float y[4];
-    join_four<Shares, kSlices>(parts, slice, Shares::at(0, m, in_share), y);
+    float4 sum = block_sums<Shape>(parts, m, output);
+    if constexpr (kSlices > 1) {
+      const float* const received = parts + Shape::kReceived + m * kShare + (output - slice * kShare);
+      const float4 own = sum;
+      FW_UNROLL
+      for (int s = 0; s < kSlices; ++s) {
+        const float4 x =
+            s == slice ? own
+                       : *reinterpret_cast<const float4*>(received + Shape::among_others(s, slice) * Shape::kShareSums);
+        sum = s == 0 ? x : sum_of(sum, x);
+      }
+    }
+    float y[4] = {sum.x, sum.y, sum.z, sum.w};
     if constexpr (kSwiglu) {
-      float factor[4];
-      join_four<Shares, kSlices>(parts, slice, Shares::at(1, m, in_share), factor);
-      FW_UNROLL for (int i = 0; i < 4; ++i) y[i] = y[i] * sigmoid(y[i]) * factor[i];
+      const float4 factor = block_sums<Shape>(parts, m, kOutputs + output);
+      const float factors[4] = {factor.x, factor.y, factor.z, factor.w};
+      FW_UNROLL for (int i = 0; i < 4; ++i) y[i] = y[i] * sigmoid(y[i]) * factors[i];
     } else {
       float more[4];
-      before[rotation].get(more);
-      FW_UNROLL for (int i = 0; i < 4; ++i) y[i] += bias[i] + more[i];
+      before[turn].get(more);
+      FW_UNROLL for (int i = 0; i < 4; ++i) y[i] += bias[output + i] + more[i];
     }
-    store_four(a.y + m * a.y_stride + row + out_offset, left, a.y_whole != 0, y);
+    store_four(a.y + m * a.y_stride + row + output, left, a.y_whole != 0, y);
   }
-  if constexpr (kSlices > 1) cluster_arrive(), cluster_wait();  // all that this block has sent has come
+  cluster_arrive(),
+      cluster_wait();  // all that this block was to send has come, and none arrives at a barrier that is gone
 }
 
-template <int kTokens, int kSlices, bool kSwiglu>
+template <int kRows, int kSlices, bool kSwiglu>
 __global__ void __launch_bounds__(kProductThreads, 2)
-    some_rows_kernel(const GemmM64Args a, const __grid_constant__ GemmM64Maps maps) {
-  some_rows_tile<kTokens, kSlices, kSwiglu>(a, maps);
+    gemm_m64_kernel(const GemmM64Args a, const __grid_constant__ GemmM64Maps maps) {
+  gemm_m64_tile<kRows, kSlices, kSwiglu>(a, maps);
 }
 // Two products, one in y 0 and one in y 1.
-struct SomeRowsPair {
+struct GemmM64Pair {
   GemmM64Args of[2];
   GemmM64Maps maps[2];
 };
-template <int kTokens>
-__global__ void __launch_bounds__(kProductThreads, 2) some_rows_pair_kernel(const __grid_constant__ SomeRowsPair pair) {
+template <int kRows>
+__global__ void __launch_bounds__(kProductThreads, 2) gemm_m64_pair_kernel(const __grid_constant__ GemmM64Pair pair) {
+  constexpr int kSharers = GemmM64Shape<kRows, 1>::kSharers;
   const GemmM64Args& a = pair.of[block_index_y()];
-  if (static_cast<int>(block_index_x()) * kProductTile < a.out)
-    some_rows_tile<kTokens, 1, false>(a, pair.maps[block_index_y()]);
+  if (static_cast<int>(block_index_x()) / kSharers * kSharers * kRows < a.out)  // a cluster as a whole
+    gemm_m64_tile<kRows, 1, false>(a, pair.maps[block_index_y()]);
 }
 
-template <int kTokens, int kSlices, bool kSwiglu>
-void launch_slices(const GemmM64Args& a, const GemmM64Maps& maps, void* stream) {
-  const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kSwiglu ? kProductTile / 2 : kProductTile));
-  launch_overlapped_clusters(some_rows_kernel<kTokens, kSlices, kSwiglu>, Dim3{tiles * kSlices}, kSlices,
-                             kProductThreads, GemmM64Shape<kTokens>::kShared, stream, a, maps);
+template <int kRows, int kSlices>
+unsigned blocks_for(int out, int parts) {
+  using Shape = GemmM64Shape<kRows, kSlices>;
+  return static_cast<unsigned>(parts_of(parts_of(out, kRows / parts), Shape::kSharers) * Shape::kCluster);
 }
 
-template <int kTokens, bool kSwiglu>
-void launch_tokens(int slices, const GemmM64Args& a, const GemmM64Maps& maps, void* stream) {
-  switch (slices) {
-    case 1:
-      return launch_slices<kTokens, 1, kSwiglu>(a, maps, stream);
-    case 2:
-      return launch_slices<kTokens, 2, kSwiglu>(a, maps, stream);
-    case 4:
-      return launch_slices<kTokens, 4, kSwiglu>(a, maps, stream);
+// Calls f.operator()<kRows>() for the rows of W of a block.
+template <class F>
+void with_rows(int rows, F&& f) {
+  switch (rows) {
+    case 32:
+      return f.template operator()<32>();
+    case 48:
+      return f.template operator()<48>();
+    case 64:
+      return f.template operator()<64>();
+    case 80:
+      return f.template operator()<80>();
+    case 96:
+      return f.template operator()<96>();
     default:
-      return launch_slices<kTokens, 8, kSwiglu>(a, maps, stream);
+      return f.template operator()<128>();
   }
+}
+
+template <int kSlices, bool kSwiglu>
+void launch_rows(int rows, const GemmM64Args& a, const GemmM64Maps& maps, void* stream) {
+  with_rows(rows, [&]<int kRows>() {
+    if constexpr (kSlices == 1 || kRows <= kMostSlicedRows) {
+      using Shape = GemmM64Shape<kRows, kSlices>;
+      launch_overlapped_clusters(gemm_m64_kernel<kRows, kSlices, kSwiglu>,
+                                 Dim3{blocks_for<kRows, kSlices>(a.out, kSwiglu ? 2 : 1)}, Shape::kCluster,
+                                 kProductThreads, Shape::kShared, stream, a, maps);
+    } else {
+      fail_internal("gemm_m64: {} rows a block in {} slices", kRows, kSlices);
+    }
+  });
 }
 
 bool map_of(Mat<const Bf16> m, int rows, TensorMap& map) {
@@ -318,95 +370,104 @@ bool in_fours(const Bf16* data, int64_t stride) {
   return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
 }
 
-int tokens_for(int64_t rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
-
 // In a all that follows from x, the weight and y.
-GemmM64Maps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Args& a) {
+GemmM64Maps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Tiles tiles, int parts,
+                      GemmM64Args& a) {
   if (!takes_gemm_m64(x, weight))
-    fail_internal("some rows: expected what takes_some_rows takes, got {} rows of {} for {}", x.rows, x.cols,
+    fail_internal("gemm_m64: expected what takes_gemm_m64 takes, got {} rows of {} for {}", x.rows, x.cols,
                   weight.rows);
   a.y = y.data, a.y_stride = y.stride, a.y_whole = in_fours(y.data, y.stride);
   a.rows = static_cast<int>(x.rows);
   a.stages = static_cast<int>(parts_of(x.cols, kStageColumns));
   GemmM64Maps maps;
-  if (!map_of(weight, 64, maps.weight) || !map_of(x, tokens_for(x.rows), maps.x))
-    fail_internal("some rows: no tensor map of [{}, {}]", weight.rows, x.cols);
+  if (!map_of(weight, tiles.rows / parts, maps.weight) ||
+      !map_of(x, kTokens / sharers_of(tiles.rows, tiles.slices), maps.x))
+    fail_internal("gemm_m64: no tensor map of [{}, {}]", weight.rows, x.cols);
   return maps;
-}
-
-// a: all but that.
-template <bool kSwiglu>
-void launch_for(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Args a, void* stream) {
-  const GemmM64Maps maps = make_maps(x, weight, y, a);
-  const int tokens = tokens_for(x.rows), slices = gemm_m64_slices(weight.rows, x.cols);
-  if (tokens == 16) return launch_tokens<16, kSwiglu>(slices, a, maps, stream);
-  tokens == 32 ? launch_tokens<32, kSwiglu>(slices, a, maps, stream)
-               : launch_tokens<64, kSwiglu>(slices, a, maps, stream);
 }
 
 }  // namespace
 
 bool takes_gemm_m64(Mat<const Bf16> x, Mat<const Bf16> weight) {
-  constexpr int64_t kMost = INT32_MAX - kProductTile;
+  constexpr int64_t kMost = INT32_MAX - 1024;
   return x.rows > 0 && x.rows <= kGemmM64MaxM && x.cols > 0 && x.cols % 8 == 0 && in_sixteens(x) &&
          in_sixteens(weight) && weight.rows > 0 && weight.rows <= kMost && x.cols <= kMost &&
          current_arch() == Arch::kSm90;
 }
 
-// As few as leave three of four SMs of a large device a block each, since sums that meet cost time, and four stages or
-// more in a slice.
-int gemm_m64_slices(int64_t out, int64_t in) {
-  constexpr int kEnoughBlocks = 96, kMostSlices = 8, kLeastStages = 4;
+// Two blocks for each of the 132 SMs of an H100 or H200. Few rows of W a block are few bytes beside
+// the 64 rows of x: then the columns are in slices of eight stages or more, in 172 blocks.
+GemmM64Tiles gemm_m64_tiles(int64_t out, int64_t in, bool swiglu) {
+  constexpr int64_t kBlocks = 264, kSlicedBlocks = 172, kLeastStages = 8, kLeastRows = 32;
+  const auto rows_for = [&](int64_t tiles) {
+    const int64_t rows = std::max(parts_of(parts_of(out, tiles), 16) * 16, kLeastRows);
+    return static_cast<int>(rows > 96 ? 128 : rows);
+  };
+  if (swiglu || parts_of(out, kBlocks) > 16) return {rows_for(kBlocks), 1};
   int slices = 1;
-  while (slices < kMostSlices && parts_of(out, kProductTile) * slices < kEnoughBlocks &&
-         parts_of(in, kStageColumns) >= 2 * slices * kLeastStages)
-    slices *= 2;
-  return slices;
+  while (slices < 4 && parts_of(in, kStageColumns) >= 2 * slices * kLeastStages) slices *= 2;
+  return slices == 1 ? GemmM64Tiles{rows_for(kBlocks), 1}
+                     : GemmM64Tiles{std::min(rows_for(kSlicedBlocks / slices), kMostSlicedRows), slices};
 }
 
 void gemm_m64_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y,
-                     void* stream) {
+                     GemmM64Tiles tiles, void* stream) {
   GemmM64Args a;
   a.bias = bias;
   a.addend = addend.data, a.addend_stride = addend.stride, a.addend_whole = in_fours(addend.data, addend.stride);
   a.out = static_cast<int>(weight.rows);
-  launch_for<false>(x, weight, y, a, stream);
+  const GemmM64Maps maps = make_maps(x, weight, y, tiles, 1, a);
+  switch (tiles.slices) {
+    case 1:
+      return launch_rows<1, false>(tiles.rows, a, maps, stream);
+    case 2:
+      return launch_rows<2, false>(tiles.rows, a, maps, stream);
+    default:
+      return launch_rows<4, false>(tiles.rows, a, maps, stream);
+  }
+}
+void gemm_m64_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y,
+                     void* stream) {
+  if (x.rows <= kGemmM32MaxM) return gemm_m32_linear(x, weight, bias, addend, y, stream);
+  gemm_m64_linear(x, weight, bias, addend, y, gemm_m64_tiles(weight.rows, x.cols), stream);
 }
 
-bool some_rows_pair(const LinearPart<Bf16>& first, const LinearPart<Bf16>& second, void* stream) {
-  SomeRowsPair pair;
-  int64_t tiles = 0;
+bool gemm_m64_pair(const LinearPart<Bf16>& first, const LinearPart<Bf16>& second, void* stream) {
+  if (first.x.rows <= kGemmM32MaxM) return gemm_m32_pair(first, second, stream);
+  GemmM64Pair pair;
+  GemmM64Tiles tiles;
   for (int i = 0; i < 2; ++i) {
     const LinearPart<Bf16>& of = i == 0 ? first : second;
     const Mat<const Bf16> weight = operand<Bf16>(of.weight);
-    if (!takes_gemm_m64(of.x, weight) || gemm_m64_slices(weight.rows, of.x.cols) > 1) return false;
+    const GemmM64Tiles own = gemm_m64_tiles(weight.rows, of.x.cols);
+    if (!takes_gemm_m64(of.x, weight) || own.slices > 1) return false;
+    tiles.rows = std::max(tiles.rows, own.rows);  // with one slice they are no part of the bits
+  }
+  for (int i = 0; i < 2; ++i) {
+    const LinearPart<Bf16>& of = i == 0 ? first : second;
+    const Mat<const Bf16> weight = operand<Bf16>(of.weight);
     pair.of[i].bias = of.bias;
     pair.of[i].out = static_cast<int>(weight.rows);
-    pair.maps[i] = make_maps(of.x, weight, of.y, pair.of[i]);
-    tiles = std::max(tiles, parts_of(weight.rows, kProductTile));
+    pair.maps[i] = make_maps(of.x, weight, of.y, tiles, 1, pair.of[i]);
   }
-  const Dim3 grid{static_cast<unsigned>(tiles), 2};
-  const auto run = [&]<int kTokens>() {
-    launch_overlapped(some_rows_pair_kernel<kTokens>, grid, kProductThreads, GemmM64Shape<kTokens>::kShared, stream,
-                      pair);
-  };
-  switch (tokens_for(first.x.rows)) {
-    case 16:
-      run.template operator()<16>();
-      return true;
-    case 32:
-      run.template operator()<32>();
-      return true;
-    default:
-      run.template operator()<64>();
-      return true;
-  }
+  with_rows(tiles.rows, [&]<int kRows>() {
+    using Shape = GemmM64Shape<kRows, 1>;
+    const Dim3 grid{blocks_for<kRows, 1>(std::max(pair.of[0].out, pair.of[1].out), 1), 2};
+    launch_overlapped_clusters(gemm_m64_pair_kernel<kRows>, grid, Shape::kCluster, kProductThreads, Shape::kShared,
+                               stream, pair);
+  });
+  return true;
 }
 
-void gemm_m64_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream) {
+void gemm_m64_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Tiles tiles, void* stream) {
   GemmM64Args a;
   a.out = static_cast<int>(y.cols);
-  launch_for<true>(x, weight, y, a, stream);
+  const GemmM64Maps maps = make_maps(x, weight, y, tiles, 2, a);
+  launch_rows<1, true>(tiles.rows, a, maps, stream);
+}
+void gemm_m64_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream) {
+  if (x.rows <= kGemmM32MaxM) return gemm_m32_swiglu(x, weight, y, stream);
+  gemm_m64_swiglu(x, weight, y, gemm_m64_tiles(weight.rows, x.cols, true), stream);
 }
 
 // For more rows than gemm_m8 takes and at most kGemmM64MaxM.
