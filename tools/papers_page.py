@@ -33,19 +33,28 @@ For readers with a paper in hand: the command for each table and figure with num
 """
 
 
-def rules():
+def names():
+    """Rules, and kinds of layers."""
     text = "".join((ROOT / f"src/rule/{name}.def").read_text() for name in ("presets", "ablations"))
-    layers = {"attention", "window", "conv", "ssd", "mamba", "longhorn_diag", "mesa", "rwkv7", "mamba3"}
-    return set(re.findall(r"^FW_PRESET\((\w+),", text, re.M)) | layers
+    kinds = re.findall(r'\{"(\w+)", LayerKind::', (ROOT / "src/model/config.cpp").read_text())
+    return set(re.findall(r"^FW_PRESET\((\w+),", text, re.M)), set(kinds)
 
 
-def problems(item, commands, known):
+def is_model(name, rules, kinds):
+    """As set_mixers (src/tasks/recipe.cpp) reads it: a rule, a kind, or X+KIND."""
+    first, plus, second = name.rpartition("+")
+    return first in rules | kinds and second in kinds if plus else name in rules | kinds
+
+
+def problems(item, commands, rules, kinds):
     for text in (item["command"], item.get("small", "")):
         yield from commands.problems(text)
         words = shlex.split(text)
         for option, value in zip(words, words[1:]):
-            if option in ("--rule", "--models"):
-                yield from (f"no rule or layer {name}" for name in re.split(r"[,+]", value) if name not in known)
+            if option == "--models" or option == "--rule" and words[1] == "sweep":
+                yield from (f"no rule, layer or pair of them {name}" for name in value.split(",") if not is_model(name, rules, kinds))
+            elif option == "--rule":
+                yield from (f"no rule {name}" for name in value.split(",") if name not in rules)
         yield from (f"no recipe {word}" for word in words if word.startswith("recipes/") and not (ROOT / word).exists())
     if item["status"] not in STATUS:
         yield f"expected a status of {', '.join(STATUS)}, got {item['status']}"
@@ -75,8 +84,8 @@ def main():
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     papers = tomllib.loads((ROOT / "docs/papers.toml").read_text())["paper"]
-    commands, known = check_docs.Commands(options.program), rules()
-    wrong = [f"{paper['name']}, {item['item']}: {problem}" for paper in papers for item in paper["item"] for problem in problems(item, commands, known)]
+    commands, (rules, kinds) = check_docs.Commands(options.program), names()
+    wrong = [f"{paper['name']}, {item['item']}: {problem}" for paper in papers for item in paper["item"] for problem in problems(item, commands, rules, kinds)]
     if wrong:
         sys.exit("docs/papers.toml: " + "\ndocs/papers.toml: ".join(wrong))
     text = page(papers)
