@@ -45,7 +45,7 @@ exec "\$@"
 END
 chmod +x "$stage/run"
 mkdir -p "$(dirname "$archive")"
-# Programs share their device code: with a window that spans them it is stored once.
-tar -C "$stage" -c . | xz -T1 --lzma2=preset=1,dict=192MiB > "$archive.part"
+# Programs share their device code: with a window that spans all, it is stored once.
+(cd "$stage" && find . -type f -printf '%s %p\n' | sort -rn | cut -d ' ' -f 2- | tar -c -T -) | xz -T1 --lzma2=preset=1,dict=512MiB > "$archive.part"
 mv "$archive.part" "$archive"
 echo "$archive: ${#programs[@]} programs, $(ls "$stage/lib" | wc -l) libraries, $(($(stat -c %s "$archive") >> 20)) MiB"
