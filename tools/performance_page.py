@@ -45,6 +45,8 @@ KEPT = {
     "2026-11-29-adec1890-turns.json": "docs/notes (two builds in turns)",
     "2026-11-29-adec1890-released-sizes.json": "README.md and docs/notes (Qwen3.5's sizes)",
     "2026-11-30-09e6863e-papers-throughput.json": "docs/notes (training throughput of the papers' models)",
+    "2026-11-30-09e6863e-sm80-fla.json": "docs/notes (kernels for other GPUs than Hopper, beside FLA in one run)",
+    "2026-12-01-1e762758-products-64.json": "docs/notes (products of 9 to 64 rows)",
     "2026-11-30-4901dd80-older-gpus.json": "docs/notes (kernels for other GPUs than Hopper)",
     "2026-11-30-bfbc76bd-turns.json": "docs/notes (two builds in turns, keys that hardly differ)",
     "2026-11-30-ea907240-models.json": "README.md and docs/notes (decoding, drafts, Mesa, prefill beside transformers)",
