@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device_buffer.h"
+#include "ops/cuda/gemm_m32.h"
 #include "ops/cuda/gemm_m64.h"
 #include "test_numbers.h"
 
@@ -30,7 +31,7 @@ struct Shape {
   // rows of y that lie apart begin at multiples of four
   int64_t beside() const { return padding > 0 ? padding + 3 - (width() + 3) % 4 : 0; }
   int64_t rows, in, out, padding;
-  GemmM64Tiles tiles;
+  GemmM64Tiles tiles;  // rows 0: the kernel of up to 32 rows, which chooses so many slices
   bool bias = false;
   Added added = Added::kNothing;
   bool swiglu = false;  // out: of the weight
@@ -84,8 +85,13 @@ struct Problem {
     const Mat<const Bf16> before = s.added == Added::kItself  ? dy.mat(first, count)
                                    : s.added == Added::kApart ? da.mat(first, count)
                                                               : Mat<Bf16>();
-    if (s.swiglu) {
+    if (s.swiglu && s.tiles.rows == 0) {
+      gemm_m32_swiglu(dx.mat(first, count), dw.mat(0, s.out), dy.mat(first, count), nullptr);
+    } else if (s.swiglu) {
       gemm_m64_swiglu(dx.mat(first, count), dw.mat(0, s.out), dy.mat(first, count), s.tiles, nullptr);
+    } else if (s.tiles.rows == 0) {
+      gemm_m32_linear(dx.mat(first, count), dw.mat(0, s.out), s.bias ? db.data() : nullptr, before,
+                      dy.mat(first, count), nullptr);
     } else {
       gemm_m64_linear(dx.mat(first, count), dw.mat(0, s.out), s.bias ? db.data() : nullptr, before,
                       dy.mat(first, count), s.tiles, nullptr);
@@ -106,6 +112,7 @@ void check_shape(const Shape& s) {
               : s.added == Added::kApart ? ", addend"
                                          : "",
               s.swiglu ? ", swiglu" : "");
+  if (s.tiles.rows == 0 && gemm_m32_slices(s.out, s.in) != s.tiles.slices) fail("slices");
   const Problem p(s);
   const Bits got = p.run(0, s.rows);
   // Half a unit of the last place of what is stored, and the sums in float32.
@@ -153,19 +160,19 @@ void check_shape(const Shape& s) {
 }
 
 // One after the other, each from what the one in front has made.
-void check_chain() {
-  constexpr int64_t kRows = 20, kWidth = 520;
-  std::printf("a chain");
+void check_chain(int64_t rows) {
+  constexpr int64_t kWidth = 520;
+  std::printf("a chain of %d rows", static_cast<int>(rows));
   Random random{5};
-  const Matrix x(random, kRows, kWidth, 0), first(random, kWidth, kWidth, 0), second(random, kWidth, kWidth, 0),
-      blank(random, kRows, kWidth, 0);
+  const Matrix x(random, rows, kWidth, 0), first(random, kWidth, kWidth, 0), second(random, kWidth, kWidth, 0),
+      blank(random, rows, kWidth, 0);
   const auto run = [&](bool waits) {
     OnDevice dx(x), d1(first), d2(second), between(blank), out(blank);
-    gemm_m64_linear(dx.mat(0, kRows), d1.mat(0, kWidth), nullptr, {}, between.mat(0, kRows), nullptr);
+    gemm_m64_linear(dx.mat(0, rows), d1.mat(0, kWidth), nullptr, {}, between.mat(0, rows), nullptr);
     if (waits) between.memory.download();
-    gemm_m64_linear(between.mat(0, kRows), d2.mat(0, kWidth), nullptr, {}, out.mat(0, kRows), nullptr);
+    gemm_m64_linear(between.mat(0, rows), d2.mat(0, kWidth), nullptr, {}, out.mat(0, rows), nullptr);
     if (waits) out.memory.download();
-    gemm_m64_linear(out.mat(0, kRows), d1.mat(0, kWidth), nullptr, out.mat(0, kRows), between.mat(0, kRows), nullptr);
+    gemm_m64_linear(out.mat(0, rows), d1.mat(0, kWidth), nullptr, out.mat(0, rows), between.mat(0, rows), nullptr);
     return between.memory.download();
   };
   if (run(false) != run(true)) fail("bits");
@@ -191,12 +198,19 @@ void check_takes() {
   takes(x(9, 64, 64), x(5, 64, 68), false);
   takes(x(9, 56, 64, 4), x(5, 56, 64), false);
   takes(x(9, 56, 64), x(5, 56, 64, 4), false);
+  if (!takes_gemm_m32(x(32, 64, 64), x(5, 64, 64)) || takes_gemm_m32(x(33, 64, 64), x(5, 64, 64)))
+    fail("takes_gemm_m32");
   std::printf("\n");
 }
 
 // Of all shapes: tiles that there are, every row of W in one, and no slice without a stage.
 void check_tiles() {
   std::printf("tiles");
+  const int64_t widths[][3] = {{10496, 2048, 2}, {6144, 2048, 2},  {2048, 2048, 8}, {11264, 2048, 2},
+                               {2048, 5632, 8},  {32000, 2048, 1}, {1024, 1024, 4}};
+  for (const auto& w : widths) {
+    if (gemm_m32_slices(w[0], w[1]) != w[2]) fail("slices of a weight");
+  }
   struct Case {
     int64_t out, in;
     bool swiglu;
@@ -235,7 +249,26 @@ void check_tiles() {
 void check_all() {
   check_takes();
   check_tiles();
-  check_chain();
+  for (const int64_t rows : {20, 40}) check_chain(rows);
+  for (const int64_t rows : {1, 9, 16, 17, 31, 32}) check_shape({rows, 72, 37, 0, {0, 1}});
+  check_shape({32, 8, 1, 0, {0, 1}});
+  check_shape({9, 64, 128, 0, {0, 1}, true});
+  check_shape({23, 448, 200, 8, {0, 1}, true, Added::kItself});  // a ring's second round
+  check_shape({32, 448, 130, 0, {0, 1}, false, Added::kApart});
+  check_shape({16, 448, 129, 24, {0, 1}, true});
+  check_shape({32, 512, 133, 8, {0, 2}, true, Added::kApart});
+  check_shape({20, 904, 256, 0, {0, 2}, false, Added::kItself});
+  check_shape({9, 1032, 260, 16, {0, 4}, true, Added::kItself});
+  check_shape({32, 1024, 128, 0, {0, 4}});
+  check_shape({32, 2048, 136, 0, {0, 8}, true, Added::kItself});
+  check_shape({31, 2056, 66, 8, {0, 8}, true, Added::kApart});
+  check_shape({12, 5632, 131, 0, {0, 8}, false, Added::kItself});
+  check_shape({20, 5632, 64, 0, {0, 8}, true});
+  check_shape({9, 72, 74, 0, {0, 1}, false, Added::kNothing, true});
+  check_shape({32, 448, 400, 8, {0, 1}, false, Added::kNothing, true});
+  check_shape({32, 520, 140, 0, {0, 2}, false, Added::kNothing, true});
+  check_shape({17, 1024, 256, 24, {0, 4}, false, Added::kNothing, true});
+  check_shape({32, 2048, 134, 0, {0, 8}, false, Added::kNothing, true});
   for (const int64_t rows : {1, 9, 16, 17, 32, 33, 63, 64}) check_shape({rows, 72, 37, 0, {32, 1}});
   check_shape({64, 8, 1, 0, {32, 1}});
   check_shape({9, 64, 128, 0, {32, 1}, true});

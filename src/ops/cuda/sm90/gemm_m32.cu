@@ -32,6 +32,7 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
+#include "ops/cuda/sm90/gemm_rows.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -72,42 +73,6 @@ struct SharesOf {
   }
 };
 
-struct GemmM32Args {
-  const float* bias = nullptr;   // [out]
-  const Bf16* addend = nullptr;  // [rows, out]
-  Bf16* y = nullptr;             // [rows, out]
-  int64_t addend_stride = 0, y_stride = 0;
-  int out = 0, rows = 0, stages = 0;      // of the whole product; with kSwiglu out is half of W's rows
-  int32_t addend_whole = 0, y_whole = 0;  // four numbers from a multiple of four on are one access
-};
-struct GemmM32Maps {
-  TensorMap weight, x;
-};
-
-// Four row scales, of which `left` are there.
-FW_DEVICE Packet<Bf16, 4> load_four(const Bf16* from, int left, bool whole) {
-  Packet<Bf16, 4> packet;
-  if (whole && left >= 4) {
-    packet.load(from);
-  } else {
-    float x[4];
-    FW_UNROLL for (int i = 0; i < 4; ++i) x[i] = i < left ? number(from[i]) : 0.0f;
-    packet.set(x);
-  }
-  return packet;
-}
-FW_DEVICE void store_four(Bf16* to, int left, bool whole, const float (&x)[4]) {
-  if (whole && left >= 4) {
-    Packet<Bf16, 4> packet;
-    packet.set(x);
-    packet.store(to);
-  } else {
-    FW_UNROLL for (int i = 0; i < 4; ++i) {
-      if (i < left) to[i] = stored<Bf16>(x[i]);
-    }
-  }
-}
-
 // sums [64 rows of W, kTokens] += a panel of W times the transpose of that of x.
 template <int kTokens>
 FW_DEVICE void add_stage(float (&sums)[kTokens / 2], uint32_t weight, uint32_t x) {
@@ -129,7 +94,7 @@ FW_DEVICE void join_four(const float* sums, int own, int at, float (&sum)[4]) {
 }
 
 template <int kTokens, int kSlices, bool kSwiglu>
-FW_DEVICE void gemm_m32_tile(const GemmM32Args& a, const GemmM32Maps& maps) {
+FW_DEVICE void gemm_m32_tile(const GemmRowsArgs& a, const GemmRowsMaps& maps) {
   using Shape = GemmM32Shape<kTokens>;
   using Shares = SharesOf<kTokens, kSlices, kSwiglu>;
   constexpr int kStages = Shape::kStages;
@@ -274,30 +239,30 @@ FW_DEVICE void gemm_m32_tile(const GemmM32Args& a, const GemmM32Maps& maps) {
 
 template <int kTokens, int kSlices, bool kSwiglu>
 __global__ void __launch_bounds__(kProductThreads, 2)
-    gemm_m32_kernel(const GemmM32Args a, const __grid_constant__ GemmM32Maps maps) {
+    gemm_m32_kernel(const GemmRowsArgs a, const __grid_constant__ GemmRowsMaps maps) {
   gemm_m32_tile<kTokens, kSlices, kSwiglu>(a, maps);
 }
 // Two products, one in y 0 and one in y 1.
 struct GemmM32Pair {
-  GemmM32Args of[2];
-  GemmM32Maps maps[2];
+  GemmRowsArgs of[2];
+  GemmRowsMaps maps[2];
 };
 template <int kTokens>
 __global__ void __launch_bounds__(kProductThreads, 2) gemm_m32_pair_kernel(const __grid_constant__ GemmM32Pair pair) {
-  const GemmM32Args& a = pair.of[block_index_y()];
+  const GemmRowsArgs& a = pair.of[block_index_y()];
   if (static_cast<int>(block_index_x()) * kProductTile < a.out)
     gemm_m32_tile<kTokens, 1, false>(a, pair.maps[block_index_y()]);
 }
 
 template <int kTokens, int kSlices, bool kSwiglu>
-void launch_slices(const GemmM32Args& a, const GemmM32Maps& maps, void* stream) {
+void launch_slices(const GemmRowsArgs& a, const GemmRowsMaps& maps, void* stream) {
   const unsigned tiles = static_cast<unsigned>(parts_of(a.out, kSwiglu ? kProductTile / 2 : kProductTile));
   launch_overlapped_clusters(gemm_m32_kernel<kTokens, kSlices, kSwiglu>, Dim3{tiles * kSlices}, kSlices,
                              kProductThreads, GemmM32Shape<kTokens>::kShared, stream, a, maps);
 }
 
 template <int kTokens, bool kSwiglu>
-void launch_tokens(int slices, const GemmM32Args& a, const GemmM32Maps& maps, void* stream) {
+void launch_tokens(int slices, const GemmRowsArgs& a, const GemmRowsMaps& maps, void* stream) {
   switch (slices) {
     case 1:
       return launch_slices<kTokens, 1, kSwiglu>(a, maps, stream);
@@ -310,25 +275,15 @@ void launch_tokens(int slices, const GemmM32Args& a, const GemmM32Maps& maps, vo
   }
 }
 
-bool map_of(Mat<const Bf16> m, int rows, TensorMap& map) {
-  const TokenArg tensor{const_cast<Bf16*>(m.data), 0, m.stride, 0, 1, 1};
-  return make_tensor_map(tensor, 1, m.rows, 1, m.cols, map, rows);
-}
-bool in_fours(const Bf16* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
-}
-
 int tokens_for(int64_t rows) { return rows <= 16 ? 16 : 32; }
 
 // In a all that follows from x, the weight and y.
-GemmM32Maps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM32Args& a) {
+GemmRowsMaps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmRowsArgs& a) {
   if (!takes_gemm_m32(x, weight))
     fail_internal("gemm_m32: expected what takes_gemm_m32 takes, got {} rows of {} for {}", x.rows, x.cols,
                   weight.rows);
-  a.y = y.data, a.y_stride = y.stride, a.y_whole = in_fours(y.data, y.stride);
-  a.rows = static_cast<int>(x.rows);
-  a.stages = static_cast<int>(parts_of(x.cols, kStageColumns));
-  GemmM32Maps maps;
+  set_rows(a, x, y, kStageColumns);
+  GemmRowsMaps maps;
   if (!map_of(weight, 64, maps.weight) || !map_of(x, tokens_for(x.rows), maps.x))
     fail_internal("gemm_m32: no tensor map of [{}, {}]", weight.rows, x.cols);
   return maps;
@@ -336,8 +291,8 @@ GemmM32Maps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, Ge
 
 // a: all but that.
 template <bool kSwiglu>
-void launch_for(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM32Args a, void* stream) {
-  const GemmM32Maps maps = make_maps(x, weight, y, a);
+void launch_for(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmRowsArgs a, void* stream) {
+  const GemmRowsMaps maps = make_maps(x, weight, y, a);
   const int tokens = tokens_for(x.rows), slices = gemm_m32_slices(weight.rows, x.cols);
   tokens == 16 ? launch_tokens<16, kSwiglu>(slices, a, maps, stream)
                : launch_tokens<32, kSwiglu>(slices, a, maps, stream);
@@ -362,11 +317,7 @@ int gemm_m32_slices(int64_t out, int64_t in) {
 
 void gemm_m32_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y,
                      void* stream) {
-  GemmM32Args a;
-  a.bias = bias;
-  a.addend = addend.data, a.addend_stride = addend.stride, a.addend_whole = in_fours(addend.data, addend.stride);
-  a.out = static_cast<int>(weight.rows);
-  launch_for<false>(x, weight, y, a, stream);
+  launch_for<false>(x, weight, y, linear_args(weight.rows, bias, addend), stream);
 }
 
 bool gemm_m32_pair(const LinearPart<Bf16>& first, const LinearPart<Bf16>& second, void* stream) {
@@ -391,7 +342,7 @@ bool gemm_m32_pair(const LinearPart<Bf16>& first, const LinearPart<Bf16>& second
 }
 
 void gemm_m32_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream) {
-  GemmM32Args a;
+  GemmRowsArgs a;
   a.out = static_cast<int>(y.cols);
   launch_for<true>(x, weight, y, a, stream);
 }

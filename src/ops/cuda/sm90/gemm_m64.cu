@@ -16,7 +16,7 @@
 //                           sums of both warpgroups, those that are sent and those that come
 //
 // The weight does not change while a token is decoded, so a block asks for the W of all its first stages before the
-// kernel before it is over, and for x after that. Two blocks share an SM, so that the next kernel's has room.
+// kernel before it is over, and for x after that. Two blocks share an SM: one's loads come while the other waits.
 //
 // Two products of ranks, which have few blocks and are over before they have begun, are one launch.
 //
@@ -39,6 +39,7 @@
 #include "ops/cuda/operations.h"
 #include "ops/cuda/packets.cuh"
 #include "ops/cuda/scratch.h"
+#include "ops/cuda/sm90/gemm_rows.cuh"
 
 namespace fw::cuda {
 namespace {
@@ -79,42 +80,6 @@ struct GemmM64Shape {
   static FW_DEVICE int among_others(int slice, int own) { return slice < own ? slice : slice - 1; }
 };
 
-struct GemmM64Args {
-  const float* bias = nullptr;   // [out]
-  const Bf16* addend = nullptr;  // [rows, out]
-  Bf16* y = nullptr;             // [rows, out]
-  int64_t addend_stride = 0, y_stride = 0;
-  int out = 0, rows = 0, stages = 0;      // of the whole product; with kSwiglu out is half of W's rows
-  int32_t addend_whole = 0, y_whole = 0;  // four numbers from a multiple of four on are one access
-};
-struct GemmM64Maps {
-  TensorMap weight, x;
-};
-
-// Four row scales, of which `left` are there.
-FW_DEVICE Packet<Bf16, 4> load_four(const Bf16* from, int left, bool whole) {
-  Packet<Bf16, 4> packet;
-  if (whole && left >= 4) {
-    packet.load(from);
-  } else {
-    float x[4];
-    FW_UNROLL for (int i = 0; i < 4; ++i) x[i] = i < left ? number(from[i]) : 0.0f;
-    packet.set(x);
-  }
-  return packet;
-}
-FW_DEVICE void store_four(Bf16* to, int left, bool whole, const float (&x)[4]) {
-  if (whole && left >= 4) {
-    Packet<Bf16, 4> packet;
-    packet.set(x);
-    packet.store(to);
-  } else {
-    FW_UNROLL for (int i = 0; i < 4; ++i) {
-      if (i < left) to[i] = stored<Bf16>(x[i]);
-    }
-  }
-}
-
 // sums [64, kRows] += a SW128 tile of x times the transpose of that of W.
 template <int kRows>
 FW_DEVICE void add_stage(float (&sums)[kRows / 2], uint32_t x, uint32_t weight) {
@@ -134,7 +99,7 @@ FW_DEVICE float4 block_sums(const float* sums, int token, int row) {
 }
 
 template <int kRows, int kSlices, bool kSwiglu>
-FW_DEVICE void gemm_m64_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
+FW_DEVICE void gemm_m64_tile(const GemmRowsArgs& a, const GemmRowsMaps& maps) {
   using Shape = GemmM64Shape<kRows, kSlices>;
   constexpr int kStages = Shape::kStages, kSharers = Shape::kSharers, kShare = Shape::kShare;
   constexpr int kOutputs = kSwiglu ? kRows / 2 : kRows;
@@ -307,18 +272,18 @@ FW_DEVICE void gemm_m64_tile(const GemmM64Args& a, const GemmM64Maps& maps) {
 
 template <int kRows, int kSlices, bool kSwiglu>
 __global__ void __launch_bounds__(kProductThreads, 2)
-    gemm_m64_kernel(const GemmM64Args a, const __grid_constant__ GemmM64Maps maps) {
+    gemm_m64_kernel(const GemmRowsArgs a, const __grid_constant__ GemmRowsMaps maps) {
   gemm_m64_tile<kRows, kSlices, kSwiglu>(a, maps);
 }
 // Two products, one in y 0 and one in y 1.
 struct GemmM64Pair {
-  GemmM64Args of[2];
-  GemmM64Maps maps[2];
+  GemmRowsArgs of[2];
+  GemmRowsMaps maps[2];
 };
 template <int kRows>
 __global__ void __launch_bounds__(kProductThreads, 2) gemm_m64_pair_kernel(const __grid_constant__ GemmM64Pair pair) {
   constexpr int kSharers = GemmM64Shape<kRows, 1>::kSharers;
-  const GemmM64Args& a = pair.of[block_index_y()];
+  const GemmRowsArgs& a = pair.of[block_index_y()];
   if (static_cast<int>(block_index_x()) / kSharers * kSharers * kRows < a.out)  // a cluster as a whole
     gemm_m64_tile<kRows, 1, false>(a, pair.maps[block_index_y()]);
 }
@@ -343,13 +308,15 @@ void with_rows(int rows, F&& f) {
       return f.template operator()<80>();
     case 96:
       return f.template operator()<96>();
-    default:
+    case 128:
       return f.template operator()<128>();
+    default:
+      fail_internal("gemm_m64: expected 32, 48, 64, 80, 96 or 128 rows a block, got {}", rows);
   }
 }
 
 template <int kSlices, bool kSwiglu>
-void launch_rows(int rows, const GemmM64Args& a, const GemmM64Maps& maps, void* stream) {
+void launch_rows(int rows, const GemmRowsArgs& a, const GemmRowsMaps& maps, void* stream) {
   with_rows(rows, [&]<int kRows>() {
     if constexpr (kSlices == 1 || kRows <= kMostSlicedRows) {
       using Shape = GemmM64Shape<kRows, kSlices>;
@@ -357,29 +324,19 @@ void launch_rows(int rows, const GemmM64Args& a, const GemmM64Maps& maps, void* 
                                  Dim3{blocks_for<kRows, kSlices>(a.out, kSwiglu ? 2 : 1)}, Shape::kCluster,
                                  kProductThreads, Shape::kShared, stream, a, maps);
     } else {
-      fail_internal("gemm_m64: {} rows a block in {} slices", kRows, kSlices);
+      fail_internal("gemm_m64: expected at most {} rows a block in {} slices, got {}", kMostSlicedRows, kSlices, kRows);
     }
   });
 }
 
-bool map_of(Mat<const Bf16> m, int rows, TensorMap& map) {
-  const TokenArg tensor{const_cast<Bf16*>(m.data), 0, m.stride, 0, 1, 1};
-  return make_tensor_map(tensor, 1, m.rows, 1, m.cols, map, rows);
-}
-bool in_fours(const Bf16* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % 8 == 0 && stride % 4 == 0;
-}
-
 // In a all that follows from x, the weight and y.
-GemmM64Maps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Tiles tiles, int parts,
-                      GemmM64Args& a) {
+GemmRowsMaps make_maps(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Tiles tiles, int parts,
+                       GemmRowsArgs& a) {
   if (!takes_gemm_m64(x, weight))
     fail_internal("gemm_m64: expected what takes_gemm_m64 takes, got {} rows of {} for {}", x.rows, x.cols,
                   weight.rows);
-  a.y = y.data, a.y_stride = y.stride, a.y_whole = in_fours(y.data, y.stride);
-  a.rows = static_cast<int>(x.rows);
-  a.stages = static_cast<int>(parts_of(x.cols, kStageColumns));
-  GemmM64Maps maps;
+  set_rows(a, x, y, kStageColumns);
+  GemmRowsMaps maps;
   if (!map_of(weight, tiles.rows / parts, maps.weight) ||
       !map_of(x, kTokens / sharers_of(tiles.rows, tiles.slices), maps.x))
     fail_internal("gemm_m64: no tensor map of [{}, {}]", weight.rows, x.cols);
@@ -412,18 +369,17 @@ GemmM64Tiles gemm_m64_tiles(int64_t out, int64_t in, bool swiglu) {
 
 void gemm_m64_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y,
                      GemmM64Tiles tiles, void* stream) {
-  GemmM64Args a;
-  a.bias = bias;
-  a.addend = addend.data, a.addend_stride = addend.stride, a.addend_whole = in_fours(addend.data, addend.stride);
-  a.out = static_cast<int>(weight.rows);
-  const GemmM64Maps maps = make_maps(x, weight, y, tiles, 1, a);
+  GemmRowsArgs a = linear_args(weight.rows, bias, addend);
+  const GemmRowsMaps maps = make_maps(x, weight, y, tiles, 1, a);
   switch (tiles.slices) {
     case 1:
       return launch_rows<1, false>(tiles.rows, a, maps, stream);
     case 2:
       return launch_rows<2, false>(tiles.rows, a, maps, stream);
-    default:
+    case 4:
       return launch_rows<4, false>(tiles.rows, a, maps, stream);
+    default:
+      fail_internal("gemm_m64: expected 1, 2 or 4 slices, got {}", tiles.slices);
   }
 }
 void gemm_m64_linear(Mat<const Bf16> x, Mat<const Bf16> weight, const float* bias, Mat<const Bf16> addend, Mat<Bf16> y,
@@ -460,9 +416,9 @@ bool gemm_m64_pair(const LinearPart<Bf16>& first, const LinearPart<Bf16>& second
 }
 
 void gemm_m64_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, GemmM64Tiles tiles, void* stream) {
-  GemmM64Args a;
+  GemmRowsArgs a;
   a.out = static_cast<int>(y.cols);
-  const GemmM64Maps maps = make_maps(x, weight, y, tiles, 2, a);
+  const GemmRowsMaps maps = make_maps(x, weight, y, tiles, 2, a);
   launch_rows<1, true>(tiles.rows, a, maps, stream);
 }
 void gemm_m64_swiglu(Mat<const Bf16> x, Mat<const Bf16> weight, Mat<Bf16> y, void* stream) {
