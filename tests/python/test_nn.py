@@ -547,8 +547,11 @@ class ShortConv(unittest.TestCase):
             d.sum().backward()
 
 
+# Threads of Gloo outlive destroy_process_group, as DDP's reducer and DTensor's caches refer to their group. One that
+# releases a tensor while the interpreter ends waits for its lock, is ended by force and aborts the process ("terminate
+# called without an active exception"): hence os._exit.
 WORKER = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from test_nn import every_layer
 rank, port, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -586,7 +589,8 @@ for name, p in whole.named_parameters():
     assert want[name].abs().max() > 0, where
     assert torch.allclose(grad, want[name], atol=1e-5, rtol=1e-4), (where, (grad - want[name]).abs().max())
 dist.destroy_process_group()
-print("same gradients")
+print("same gradients", flush=True)
+os._exit(0)
 """
 
 
