@@ -47,7 +47,7 @@ Problem alike_problem(const char* rule, const AlikeCase& of, int64_t tokens) {
   options.K = options.V = 64;
   options.initial_state = false;
   options.seed = 900;
-  Problem problem = random_problem(preset(rule).rule, options);
+  Problem problem = random_problem(parse_rule(rule), options);
   std::ranges::fill(problem.in.g, 0.0);
   std::ranges::fill(problem.in.beta, kNearOne);
   Random random(7);
@@ -76,6 +76,28 @@ TEST(AlikeKeys, HaveTheirOutputsAndStates) {
       run.bf16 = HeaderRun::Bf16Tensors::kAll;
       for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor))
         EXPECT_LE(e.error, bounds_of(rule, of).outputs) << rule << ", " << of.name << ", " << e.name;
+    }
+  }
+}
+
+// With gain_bound=2 the call's plan has the hi/lo split, and nothing of this is left but the rounding of the outputs.
+constexpr AlikeBounds kSplit{5e-3, 4.6e-2};
+constexpr double kSplitState = 5e-4;
+
+TEST(AlikeKeys, AreExactWithTheSplit) {
+  for (const char* rule : {"kda gain_bound=2", "gated_deltanet gain_bound=2"}) {
+    for (const AlikeCase& of : kAlikeCases) {
+      HeaderRun run = device_run(FW_FORM_CHUNK);
+      run.bf16 = HeaderRun::Bf16Tensors::kAll;
+      const Problem problem = alike_problem(rule, of, 1024), shorter = alike_problem(rule, of, 320);
+      for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor)) {
+        EXPECT_LE(e.error, e.name == "final_state" ? kSplitState : kSplit.outputs)
+            << rule << ", " << of.name << ", " << e.name;
+      }
+      for (const FieldError& e : compare(header_backward(shorter, run), shorter.backward(), kChunkFloor)) {
+        if (e.name == "g") continue;  // as below
+        EXPECT_LE(e.error, kSplit.gradients) << rule << ", " << of.name << ", " << e.name;
+      }
     }
   }
 }
