@@ -40,11 +40,11 @@ AlikeBounds bounds_of(const std::string& rule, const AlikeCase& of) {
   return rule == "kda" ? of.kda : of.gated_deltanet;
 }
 
-Problem alike_problem(const char* rule, const AlikeCase& of, int64_t tokens) {
+Problem alike_problem(const char* rule, const AlikeCase& of, int64_t tokens, int64_t sequences = 1, int64_t dim = 64) {
   constexpr int64_t kRun = 100;  // not a multiple of a chunk
   ProblemOptions options;
-  options.sequences = SeqLayout::uniform(1, tokens);
-  options.K = options.V = 64;
+  options.sequences = SeqLayout::uniform(sequences, tokens);
+  options.K = options.V = dim;
   options.initial_state = false;
   options.seed = 900;
   Problem problem = random_problem(parse_rule(rule), options);
@@ -53,7 +53,7 @@ Problem alike_problem(const char* rule, const AlikeCase& of, int64_t tokens) {
   Random random(7);
   std::vector<double> bases(static_cast<size_t>(2 * options.K));
   for (double& x : bases) x = random.normal();
-  for (int64_t t = 0; t < tokens; ++t) {
+  for (int64_t t = 0; t < sequences * tokens; ++t) {
     for (int64_t i = 0; i < options.K; ++i) {
       double& k = problem.in.k[static_cast<size_t>(t * options.K + i)];
       const int64_t run = t / kRun * kRun;
@@ -77,6 +77,22 @@ TEST(AlikeKeys, HaveTheirOutputsAndStates) {
       for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor))
         EXPECT_LE(e.error, bounds_of(rule, of).outputs) << rule << ", " << of.name << ", " << e.name;
     }
+  }
+}
+
+// The forward of one kernel makes an A of its own (sm90/fused/a_maker.cuh).
+TEST(AlikeKeys, HaveTheirOutputsInOneKernel) {
+  if (!on_hopper()) GTEST_SKIP() << "Hopper alone has it";
+  const EmulatedSms few(2);
+  for (const AlikeCase& of : kAlikeCases) {
+    const Problem problem = alike_problem("gated_deltanet", of, 1024, emulated() ? 2 : 132, 128);
+    HeaderRun run = device_run(FW_FORM_CHUNK);
+    run.bf16 = HeaderRun::Bf16Tensors::kAll;
+    std::string text;
+    run.plan_text = &text;
+    for (const FieldError& e : compare(header_forward(problem, run), problem.forward(), kChunkFloor))
+      EXPECT_LE(e.error, of.gated_deltanet.outputs) << of.name << ", " << e.name;
+    EXPECT_TRUE(is_fused(text)) << text;
   }
 }
 

@@ -17,11 +17,33 @@
 #include "rule/tokens.h"
 #include "scan/backend.h"
 #include "support/recurrence.h"
+#ifdef FW_CUDA_EMULATION
+#include "emulation/gpu.h"
+#endif
 
 namespace fw::testing {
 
 // The emulation is thousands of times slower than the device: tests of many shapes take every kth of them.
 inline bool emulated() { return device_info().emulated; }
+
+// While it lives, the emulated device has so many SMs: calls of few sequences fill it. Nothing on a GPU.
+class EmulatedSms {
+ public:
+#ifdef FW_CUDA_EMULATION
+  explicit EmulatedSms(int count) : before_(std::exchange(cuda::emulation::gpu.sm_count, count)) {}
+  ~EmulatedSms() { cuda::emulation::gpu.sm_count = before_; }
+#else
+  explicit EmulatedSms(int) {}
+  ~EmulatedSms() = default;
+#endif
+  EmulatedSms(const EmulatedSms&) = delete;
+  EmulatedSms& operator=(const EmulatedSms&) = delete;
+
+#ifdef FW_CUDA_EMULATION
+ private:
+  int before_;
+#endif
+};
 
 // Of rules with as many key heads as value heads: what two rows a token (scan/cuda/rewrites/dplr_as_two_tokens.h)
 // cannot say.
@@ -54,6 +76,9 @@ inline std::string text_of_call(const Problem& problem, int64_t B, int64_t T) {
   text.resize(fw_plan_text(&desc, text.data(), text.size()));
   return text;
 }
+
+// The plan's text of a call whose forward is one kernel (scan/cuda/sm90/fused).
+inline bool is_fused(const std::string& text) { return text.find("fused/forward\n") != std::string::npos; }
 
 // Log-decays of a hundredth of what was drawn: chunks that hardly decay have a form of their own of their gradient
 // (NoDecayState, gradients/phases.cuh).

@@ -3,9 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "cuda/device_runs.h"
-#ifdef FW_CUDA_EMULATION
-#include "emulation/gpu.h"
-#endif
 
 namespace fw::testing {
 namespace {
@@ -14,14 +11,8 @@ class FusedForward : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!on_hopper()) GTEST_SKIP() << "Hopper alone has it";
-    few_sms(2);
   }
-  void TearDown() override { few_sms(132); }
-  static void few_sms([[maybe_unused]] int count) {
-#ifdef FW_CUDA_EMULATION
-    cuda::emulation::gpu.sm_count = count;
-#endif
-  }
+  const EmulatedSms few_{2};
 };
 
 ProblemOptions many_heads(uint64_t seed) {
@@ -40,7 +31,6 @@ HeaderRun bf16_run(std::string& text) {
   run.plan_text = &text;
   return run;
 }
-bool is_fused(const std::string& text) { return text.find("fused/forward\n") != std::string::npos; }
 
 TEST_F(FusedForward, EveryRuleAgreesWithTheReference) {
   uint64_t seed = 4100;

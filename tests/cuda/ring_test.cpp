@@ -126,10 +126,7 @@ TEST(DeviceRing, WholeHeads) {
 
 // A block's warps share groups of ring tokens, more than one each; rows of the ring in units of 16 bytes or not.
 TEST(DeviceRing, WholeHeadsOfLongRings) {
-#ifdef FW_CUDA_EMULATION
-  const int sms = cuda::emulation::gpu.sm_count;
-  cuda::emulation::gpu.sm_count = 2;
-#endif
+  const EmulatedSms few(2);
   for (const char* name : {"kda", "gated_deltanet", "retnet", "deltanet"}) {
     ProblemOptions options = options_of(7);
     options.sequences = SeqLayout::uniform(emulated() ? 2 : 132, 23);
@@ -156,9 +153,6 @@ TEST(DeviceRing, WholeHeadsOfLongRings) {
       run.row_padding = 0;
     }
   }
-#ifdef FW_CUDA_EMULATION
-  cuda::emulation::gpu.sm_count = sms;
-#endif
 }
 
 TEST(DeviceRing, ForwardCallsTakeWhatIsInIt) {
