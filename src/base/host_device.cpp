@@ -1,4 +1,6 @@
 // The host as a device: its memory is the host's and its work is done when a call returns.
+#include <sys/mman.h>
+
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +13,9 @@ namespace fw {
 namespace {
 
 constexpr size_t kAlignment = 64;  // a cache line, the longest vector
+// Of large pages, which memory of two and more is asked to lie in: a step walks through more pages of 4 KB than the
+// processor remembers.
+constexpr size_t kLargePage = size_t{2} << 20;
 
 class HostDevice final : public Device {
  public:
@@ -19,8 +24,11 @@ class HostDevice final : public Device {
   bool host_memory() const override { return true; }
 
   void* allocate(size_t bytes) override {
-    void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
+    const bool large = bytes >= 2 * kLargePage;
+    void* memory =
+        std::aligned_alloc(large ? kLargePage : kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (memory == nullptr) throw std::bad_alloc();
+    if (large) ::madvise(memory, bytes, MADV_HUGEPAGE);  // where the system has none, nothing changes
     return memory;
   }
   void release(void* memory) noexcept override { std::free(memory); }

@@ -14,9 +14,10 @@ constexpr int64_t kGradientRows = 256, kGradientCols = 512;  // tile of a larger
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// 256 rows keep operands and result in L2; fewer when there would be fewer than four tasks.
-RowBlocks product_blocks(int64_t rows) {
-  return {rows, rows >= 1024 ? 256 : std::max<int64_t>(32, round_up((rows + 3) / 4, 16))};
+// Rows whose operands and result stay in L2: of the result 512 KB. Fewer when there would be fewer than four tasks.
+RowBlocks product_blocks(int64_t rows, int64_t cols) {
+  const int64_t most = std::clamp<int64_t>((int64_t{1} << 17) / std::min(cols, kBf16TileCols) / 32 * 32, 64, 256);
+  return {rows, std::min(most, std::max<int64_t>(32, round_up((rows + 3) / 4, 16)))};
 }
 
 // Tokens whose share of dW one task sums, in order, chunk by chunk.
@@ -96,7 +97,7 @@ void gradient_in_tiles(Mat<const Bf16> dy, Mat<const Bf16> x, Mat<float> dweight
 
 // C = (C +) A op(B): row blocks by tiles. A's rows are rounded by the task when there is one tile only.
 void product_in_blocks(Mat<const float> a, const Bf16Tiles& tiles, Mat<float> c, bool accumulate) {
-  const RowBlocks blocks = product_blocks(a.rows);
+  const RowBlocks blocks = product_blocks(a.rows, c.cols);
   if (tiles.size() == 1) {
     return parallel_for(blocks.count(), [&](int64_t block) {
       LocalScratch local;

@@ -8,9 +8,10 @@
 
 namespace fw {
 
-// An operand [k, n] as packed tiles of kBf16TileCols columns.
+// An operand [k, n] as packed tiles of kBf16TileCols columns. A product of one tile writes its result in place, those
+// of more go by way of a copy (bf16_gemm_packed).
 using Bf16Tiles = std::vector<Bf16Packed>;
-constexpr int64_t kBf16TileCols = 1024;
+constexpr int64_t kBf16TileCols = 4096;
 
 // W [out, in] rounded; memory of the scratch.
 Mat<Bf16> bf16_copy(Mat<const float> x, LocalScratch& scratch);
