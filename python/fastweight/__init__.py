@@ -26,6 +26,12 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # the library is loaded for it
+        return version()
+    raise AttributeError(f"module 'fastweight' has no attribute '{name}'")
+
+
 def version() -> str:
     """The version of the loaded library, "major.minor.patch".
 

@@ -84,7 +84,11 @@ def header():
 @functools.lru_cache(maxsize=None)
 def library():
     """The loaded library. Calls release the GIL."""
-    lib = ctypes.CDLL(find_library())
+    path = find_library()
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as e:
+        raise ImportError(f"{path}: expected a library that loads: {e}") from None
     pointer, size, status = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for name, result, arguments in (
         *((f"{struct}_init_sized", None, [pointer, size]) for struct in _SIZED),
@@ -111,7 +115,9 @@ def library():
         ("fw_set_threads", None, [ctypes.c_int]),
         ("fw_get_threads", ctypes.c_int, []),
     ):
-        function = getattr(lib, name)
+        function = getattr(lib, name, None)
+        if function is None:
+            raise ImportError(f"{path}: expected libfastweight of this package's version, which has {name}")
         function.restype = result
         function.argtypes = arguments
     version = lib.fw_version().decode()
@@ -119,7 +125,7 @@ def library():
     sizes = new("fw_sizes", lib)
     probe.B = probe.T = probe.H = probe.HV = probe.K = probe.V = 1
     if lib.fw_workspace_query(ctypes.byref(probe), ctypes.byref(sizes)) != 0:
-        raise ImportError(f"{find_library()} (version {version}) and the C header of this package are of different versions: {lib.fw_last_error().decode()}")
+        raise ImportError(f"{path} (version {version}) and the C header of this package are of different versions: {lib.fw_last_error().decode()}")
     return lib
 
 

@@ -465,7 +465,9 @@ class Training(Case):
         want = torch.cat([model(row).logits for row in rows], 1)
         packed = torch.cat(rows, 1)
         self.close(model(packed, position_ids=torch.cat([torch.arange(row.shape[1]) for row in rows])[None]).logits, want)
-        self.close(model(packed, cu_seqlens=torch.tensor([0, 5, 6, 15])).logits, want)
+        offsets = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
+        self.close(model(packed, cu_seqlens=offsets.long()).logits, want)
+        self.close(model(packed, cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=9, max_length_k=9).logits, want)
 
     def test_first_values_are_the_engines_distributions(self):
         model = FastweightForCausalLM(FastweightConfig(hidden_size=256, num_heads=4, layers=["gated_deltanet", "attention"], num_hidden_layers=2,

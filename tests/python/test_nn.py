@@ -343,6 +343,20 @@ class Layers(unittest.TestCase):
                         self.close(c[[0, 2]], a, 1e-10)
                         self.close(d, a, 1e-10)
 
+    def test_a_state_of_a_call_with_gradients_is_stepped(self):
+        for name, layer in every_layer():
+            if name == "RWKV7":
+                continue
+            with self.subTest(layer=name):
+                x = torch.randn(2, 7, 16)
+                _, state = layer(x[:, :6], output_state=True)
+                self.close(layer.step(x[:, 6], state), layer(x)[:, 6], 1e-4)
+
+    def test_no_tokens(self):
+        layer = nn.Mesa(16, 2)
+        y, state = layer(torch.randn(1, 0, 16), output_state=True)
+        self.assertEqual((y.shape, state.recurrent.shape[0]), ((1, 0, 16), 1))
+
     def test_published_layers_gradients_and_weights(self):
         for layer, call, takes_values in self.published():
             with self.subTest(layer=layer):
@@ -545,6 +559,11 @@ class ShortConv(unittest.TestCase):
         (d,) = torch.autograd.grad(nn.short_conv(x, weight)[0].sum(), x, create_graph=True)
         with self.assertRaisesRegex(RuntimeError, "second derivatives"):
             d.sum().backward()
+
+    def test_forward_mode_is_refused(self):
+        weight = torch.randn(3, 4)
+        with self.assertRaisesRegex(RuntimeError, "derivatives in forward mode"):
+            torch.func.jvp(lambda x: nn.short_conv(x, weight)[0], (torch.randn(1, 5, 3),), (torch.randn(1, 5, 3),))
 
 
 # Threads of Gloo outlive destroy_process_group, as DDP's reducer and DTensor's caches refer to their group. One that

@@ -1,5 +1,6 @@
 """fastweight.torch against a plain torch loop: values, gradients, packing, types, what is refused."""
 
+import ctypes.util
 import inspect
 import unittest
 import unittest.mock
@@ -11,6 +12,7 @@ import torch.utils.checkpoint
 
 import fastweight
 import fastweight.torch as fwt
+from fastweight import _library
 from fastweight.torch import _calls, _plans
 from reference import random_inputs, recurrence
 
@@ -298,6 +300,21 @@ class Recurrence(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "fastweight: second derivatives"):
             torch.autograd.grad(first.sum(), named["k"])
 
+    def test_forward_mode_and_transforms_are_refused(self):
+        named = {name: x.float() for name, x in random_inputs("deltanet").items()}
+        of_v = lambda v: fwt.forward("deltanet", **{**named, "v": v}).o  # noqa: E731
+        v = named["v"]
+        of_v(v)  # known already
+        for refused in (lambda: torch.func.jvp(of_v, (v,), (v,)), lambda: torch.func.jacfwd(of_v)(v)):
+            with self.assertRaisesRegex(RuntimeError, "fastweight: derivatives in forward mode"):
+                refused()
+        with torch.autograd.forward_ad.dual_level():
+            self.assertEqual(of_v(v).shape, v.shape)  # nothing has a tangent
+            with self.assertRaisesRegex(RuntimeError, "fastweight: derivatives in forward mode"):
+                of_v(torch.autograd.forward_ad.make_dual(v, v))
+        with self.assertRaisesRegex(RuntimeError, "fastweight: torch.func.grad"):
+            torch.func.grad(lambda v: of_v(v).sum())(v)
+
     def test_autocast_and_checkpointing(self):
         named = {name: x.float().requires_grad_() for name, x in random_inputs("gated_deltanet").items()}
         projection = torch.nn.Linear(12, 12)
@@ -459,7 +476,8 @@ class Refusals(unittest.TestCase):
         self.refused("write_gate: expected none, since the rule .* does not use it", write_gate=named["v"])
         self.refused(r"g: shape: expected \[2, 37, 4\], got \[2, 36, 4\]", g=named["g"][:, 1:])
         self.refused("g: expected a tensor on cpu, as q is, got one on meta", g=named["g"].to("meta"))
-        self.refused("v: expected a floating-point tensor, got torch.int64", v=named["v"].long())
+        self.refused("v: expected a floating-point tensor of 16, 32 or 64 bits, got torch.int64", v=named["v"].long())
+        self.refused("v: expected a floating-point tensor of 16, 32 or 64 bits, got torch.float8", v=named["v"].to(torch.float8_e4m3fn))
         self.refused("k: expected 4 dimensions .* got shape", k=named["k"][0])
         self.refused("q: expected a torch.Tensor, got list", q=[1.0])
         self.refused("beta: expected a torch.Tensor, got float", beta=0.5)
@@ -476,6 +494,25 @@ class Refusals(unittest.TestCase):
         self.refused("gates: expected name=value with a name of g, beta, .* got 'decay=softplus'", gates="decay=softplus")
         self.refused("a_log: expected none, since the log-decay is given as its value", a_log=torch.zeros(4))
         self.refused("bf16|FW_F32", q=named["q"].double(), bf16_operands=True)
+
+    def test_unknown_arguments(self):
+        for call in (fwt.forward, fwt.plan_text):
+            with self.assertRaisesRegex(TypeError, f"{call.__name__}: unexpected betta .nearest: beta"):
+                call("gated_deltanet", **self.named, betta=self.named["beta"])
+        with self.assertRaisesRegex(TypeError, "unexpected output_final_sate .nearest: output_final_state"):
+            fwt.forward("gated_deltanet", **self.named, output_final_sate=True)
+        token = {name: x[:1] for name, x in self.named.items()}
+        with self.assertRaisesRegex(fastweight.Error, "slots: expected a torch.Tensor of int32, got list"):
+            fwt.prefill("gated_deltanet", state=torch.zeros(2, 4, 12, 20), slots=[1], **token)
+
+    def test_a_library_that_is_none_of_this_version(self):
+        for path, pattern in ((ctypes.util.find_library("m"), "expected libfastweight of this package's version, which has"), (__file__, "expected a library that loads")):
+            with mock.patch.object(_library, "find_library", lambda path=path: path), self.assertRaisesRegex(ImportError, pattern):
+                _library.library.__wrapped__()
+
+    def test_the_version_is_an_attribute_too(self):
+        self.assertEqual(fastweight.__version__, fastweight.version())
+        self.assertTrue(issubclass(fwt.NotServed, NotImplementedError))
 
     def test_states_of_a_step(self):
         token = {name: x[:, :1] for name, x in self.named.items()}
@@ -495,7 +532,7 @@ class Refusals(unittest.TestCase):
 class Header(unittest.TestCase):
     def test_forward_takes_every_input_of_the_header(self):
         self.assertEqual([name for name in _calls.INPUTS if name in fwt._NAMED], list(fwt._NAMED))  # in the header's order
-        with self.assertRaisesRegex(TypeError, "got gama$"):
+        with self.assertRaisesRegex(TypeError, "unexpected gama .tensors are q, k"):
             fwt.forward("gated_deltanet", **random_inputs("gated_deltanet", T=1), gama=torch.zeros(4))
 
     def test_an_input_that_forward_does_not_name_comes_by_its_name(self):

@@ -88,18 +88,21 @@ class FastweightModel(FastweightPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         cu_seqlens: torch.Tensor | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
         """Hidden states [B, T, d] of input_ids [B, T] or of inputs_embeds [B, T, d].
 
         attention_mask: [B, T] or, with a cache, [B, columns so far + T]: 0 is padding, wherever it lies. It changes nothing for the other tokens, and its own
         hidden states are 0. cu_seqlens, or position_ids of one row that begin at 0 more than once: packed sequences. Other position_ids have no effect.
+        cu_seq_lens_q: cu_seqlens as transformers' collators name it; what comes with it (cu_seq_lens_k, max_length_q) is not needed.
         use_cache: None: as the configuration says, without it in training.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise Error("input_ids: expected either input_ids or inputs_embeds, got " + ("neither" if input_ids is None else "both"))
         if output_attentions:
             raise Error("output_attentions: expected False, since recurrent layers have no attention weights, got True")
+        cu_seqlens = cu_seqlens if cu_seq_lens_q is None else cu_seq_lens_q
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = use_cache if use_cache is not None else self.config.use_cache and not self.training
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
@@ -201,12 +204,13 @@ class FastweightForCausalLM(FastweightPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         cu_seqlens: torch.Tensor | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """Logits [B, T, vocab_size], and with labels (shifted here, -100 is left out) the loss. Other arguments: as FastweightModel has them."""
         outputs = self.model(input_ids, attention_mask=attention_mask, position_ids=position_ids, cache=cache, inputs_embeds=inputs_embeds,
-                             use_cache=use_cache, output_hidden_states=output_hidden_states, output_attentions=output_attentions, cu_seqlens=cu_seqlens)
+                             use_cache=use_cache, output_hidden_states=output_hidden_states, output_attentions=output_attentions, cu_seqlens=cu_seqlens, cu_seq_lens_q=cu_seq_lens_q)
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, cache=outputs.cache, hidden_states=outputs.hidden_states)

@@ -14,13 +14,15 @@ dimension, V value dimension. fastweight.rules.describe(rule) says which tensors
 dtypes: tensors of tokens are float32, bfloat16 or float16, each on its own, or float64 on the CPU. o has the dtype of q,
 gradients have those of their inputs, states are float32 (float64 in a call of float64).
 
-torch.compile and torch.export take these calls into their graphs. Second derivatives are refused. Errors are
+torch.compile and torch.export take these calls into their graphs. Second derivatives, forward mode and torch.func's
+derivatives are refused. Errors are
 fastweight.Error (a ValueError), which names the argument, or fastweight.DeviceError. The mathematics is in
 docs/recurrence.md.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
@@ -33,8 +35,9 @@ import torch
 from fastweight import _library
 from fastweight._library import DeviceError, Error
 from fastweight.torch import _arguments, _autograd, _calls, _checks, _operators  # noqa: F401: the operators are registered
+from fastweight.torch._serving import NotServed
 
-__all__ = ["DeviceError", "Error", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "replay", "ring", "set_form", "speculate", "step"]
+__all__ = ["DeviceError", "Error", "NotServed", "Result", "backward", "forward", "nn", "ops", "plan_text", "pools", "prefill", "replay", "ring", "set_form", "speculate", "step"]
 
 _SAVE = os.environ.get("FASTWEIGHT_SAVE", "1") != "0"
 _SEGMENT = int(os.environ.get("FASTWEIGHT_SEGMENT", "0"))
@@ -280,12 +283,21 @@ _NAMED = tuple(name.rstrip("_") for name, p in inspect.signature(forward).parame
 _MORE = len(_NAMED) < len(_calls.INPUTS)
 
 
+def _unexpected(name, function, unknown):
+    """What is wrong with arguments that a function has not: the nearest that it has, else the tensors."""
+    known = [p.rstrip("_") for p, kind in inspect.signature(function).parameters.items() if kind.kind != kind.VAR_KEYWORD]
+    known += [tensor for tensor in _calls.INPUTS if tensor not in known]
+    near = [match for argument in unknown for match in difflib.get_close_matches(argument, known, 1, 0.7)]
+    hint = f"nearest: {', '.join(near)}" if near else f"tensors are {', '.join(_calls.INPUTS)}"
+    return f"{name}: unexpected {', '.join(unknown)} ({hint}; flash-linear-attention's own arguments: fastweight.torch.ops)"
+
+
 def _in_order(named, others):
     """All inputs in the header's order."""
     given = {**dict(zip(_NAMED, named)), **others}
     unknown = [name for name in given if name not in _calls.INPUTS]
     if unknown:
-        raise TypeError(f"forward: expected tensors of {', '.join(_calls.INPUTS)}, got {', '.join(unknown)}")
+        raise TypeError(_unexpected("forward", forward, unknown))
     return tuple([given.get(name) for name in _calls.INPUTS])
 
 
@@ -295,6 +307,7 @@ def _checked(raw, options):
 
 def _traced(raw, options, cu_seqlens, output_final_state, save):
     """forward() as an operator."""
+    _autograd.refuse_transforms(raw)
     inputs, config = _checked(raw, options)
     q = raw[0]
     if cu_seqlens is not None:
@@ -423,6 +436,7 @@ def step(
         if cu_seqlens is not None:
             _arguments.check_offsets(cu_seqlens, inputs[_calls.Q])
         if not (eager and _autograd.eager((*inputs, state, precond_state, slots))):
+            _autograd.refuse_transforms(inputs)
             o = torch.ops.fastweight.step_(*inputs, cu_seqlens, *config, state, precond_state, slots)
             return o if o.dtype == q.dtype else o.to(q.dtype)
         given = {"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}}
@@ -658,6 +672,8 @@ def _check_numbers(q, cu_seqlens, **named):
     for name, (numbers, rank) in named.items():
         if numbers is None:
             continue
+        if not isinstance(numbers, torch.Tensor):
+            raise Error(f"{name}: expected a torch.Tensor of int32, got {type(numbers).__name__}")
         if not (numbers.dtype == torch.int32 and numbers.dim() == rank and numbers.device == q.device and numbers.is_contiguous()):
             raise Error(f"{name}: expected contiguous int32 of {rank} dimensions on {q.device}, got {numbers.dtype} of shape {list(numbers.shape)} on {numbers.device}")
         if numbers.shape[0] != count:
@@ -689,6 +705,8 @@ def _checked_states(function, q, k, v, state, precond_state, slots, tensors):
         raise Error(f"{function}: expected tensors without gradients (torch.no_grad()), got one that requires them; forward(form='token') has gradients")
     if not isinstance(state, torch.Tensor):
         raise Error(f"state: expected a torch.Tensor, got {type(state).__name__}")
+    if slots is not None and not isinstance(slots, torch.Tensor):
+        raise Error(f"slots: expected a torch.Tensor of int32, got {type(slots).__name__}")
     if slots is not None and (slots.dtype != torch.int32 or slots.dim() != 1 or slots.device != q.device):
         raise Error(f"slots: expected int32 of one dimension on {q.device}, got {slots.dtype} of shape {list(slots.shape)} on {slots.device}")
     _check_states(inputs, q, (("state", state), ("precond_state", precond_state)))
@@ -731,6 +749,10 @@ def plan_text(
     >>> print(plan_text("deltanet", q, k, v, beta=torch.rand(1, 6, 2)).splitlines()[1])
     sequences: 1 of at most 6 tokens, 6 in all
     """
-    inputs = _arguments.inputs_of({"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}})
+    named = {"q": q, "k": k, "v": v, **{name.rstrip("_"): t for name, t in tensors.items()}}
+    unknown = [name for name in named if name not in _calls.INPUTS]
+    if unknown:
+        raise TypeError(_unexpected("plan_text", plan_text, unknown))
+    inputs = _arguments.inputs_of(named)
     config = _config(q, rule, scale, state_v_first, form, chunk, segment, bf16_operands, gates, max_seqlen)
     return _calls.plan_text(config, inputs, _calls.offsets_of(cu_seqlens, config.max_seqlen))

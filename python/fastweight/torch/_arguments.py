@@ -9,13 +9,16 @@ import torch
 from fastweight._library import Error
 from fastweight.torch._plans import INPUTS, STATES, state_dtype
 
+_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
 def _usable(name, tensor, dtype, device, double, narrow):
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.device != device:
         raise Error(f"{name}: expected a tensor on {device}, as q is, got one on {tensor.device}")
-    if not tensor.dtype.is_floating_point:
-        raise Error(f"{name}: expected a floating-point tensor, got {tensor.dtype}")
+    if tensor.dtype not in _TYPES:
+        raise Error(f"{name}: expected a floating-point tensor of 16, 32 or 64 bits, got {tensor.dtype}")
     if tensor.dim() > 4 or tensor.dim() == 0:
         raise Error(f"{name}: expected a tensor of 1 to 4 dimensions, got shape {list(tensor.shape)}")
     if name in STATES:

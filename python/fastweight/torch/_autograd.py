@@ -4,6 +4,7 @@ What is traced or compiled goes through the operators instead, whose backward pa
 """
 
 import torch
+from torch.autograd import forward_ad
 
 from fastweight.torch import _calls
 
@@ -16,7 +17,18 @@ _compiling, _modes, _transforms = torch.compiler.is_compiling, torch._C._len_tor
 
 def untraced():
     """Whether nothing compiles, traces or watches."""
-    return not (_compiling() or _modes() > 0 or _transforms() is not None)
+    return not (_compiling() or _modes() > 0 or _transforms() is not None or forward_ad._current_level >= 0)
+
+
+def refuse_transforms(tensors):
+    """Raises for tensors that forward mode or torch.func differentiates: operators of torch.library have neither, and a tangent would be lost."""
+    if _compiling() or (_transforms() is None and forward_ad._current_level < 0):
+        return
+    tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise RuntimeError("fastweight: derivatives in forward mode are not computed (torch.func.jvp, torch.func.jacfwd, torch.autograd.forward_ad)")
+    if any(torch._C._functorch.is_gradtrackingtensor(t) for t in tensors):
+        raise RuntimeError("fastweight: torch.func.grad, vjp and jacrev are not supported; torch.autograd.grad and backward() are")
 
 
 def eager(inputs):

@@ -9,7 +9,7 @@ import ctypes
 import torch
 
 from fastweight import _library
-from fastweight.torch import _plans
+from fastweight.torch import _autograd, _plans
 
 _DTYPES = _plans._DTYPES
 _define = torch.library.Library("fastweight", "FRAGMENT")
@@ -151,7 +151,7 @@ def _last_inputs(x, initial_state, cu_seqlens, kept):
         return x.new_empty((n, 0, x.shape[2]))
     before = x.new_zeros((n, kept, x.shape[2])) if initial_state is None else initial_state.to(x.dtype)
     if cu_seqlens is None:
-        return torch.cat([before, x[:, -kept:]], 1)[:, -kept:]
+        return torch.cat([before, x[:, -kept:]], 1)[:, -kept:].contiguous()
     offsets = cu_seqlens.to(device=x.device, dtype=torch.int64)
     begin, end = offsets[:-1, None], offsets[1:, None]
     place = torch.arange(kept, device=x.device)
@@ -179,6 +179,7 @@ def _with_state_in_front(x, initial_state, cu_seqlens):
 
 def short_conv(x, weight, bias, initial_state, output_final_state, cu_seqlens, max_seqlen):
     """As fastweight.torch.nn.short_conv, of checked arguments."""
+    _autograd.refuse_transforms((x, weight, bias, initial_state))
     dtype, kept = x.dtype, weight.shape[-1] - 1
     if torch.float64 in (x.dtype, weight.dtype) and not x.is_cuda:
         run = parameters = torch.float64

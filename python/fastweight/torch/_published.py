@@ -582,7 +582,7 @@ class Mesa(_SequenceLayer):
                 part = part + kept[..., None] * carried[:, None]
             carried = part[:, -1]
             parts.append(part)
-        sums = torch.cat(parts, 1).unflatten(-1, k.shape[-1:] * 2)
+        sums = (torch.cat(parts, 1) if parts else outer.flatten(3)).unflatten(-1, k.shape[-1:] * 2)
         if begin is not None:
             begin = begin.double()
             sums = sums + left.exp()[..., None, None] * (begin[:, None] if cu_seqlens is None else begin.index_select(0, sequence)[None])

@@ -16,7 +16,12 @@ from fastweight import _library
 
 
 class NotServed(NotImplementedError):
-    """A call that these kernels do not take, and why."""
+    """A call that these kernels do not take, and why.
+
+    >>> from fastweight.torch import NotServed
+    >>> issubclass(NotServed, NotImplementedError)
+    True
+    """
 
 
 class Counts:
