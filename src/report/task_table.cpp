@@ -76,10 +76,6 @@ std::string group_label(const Group& group, const std::vector<Group>& groups) {
   return one_rate ? group.rule : fmt::format("{}, lr {:g}", group.rule, group.lr);
 }
 
-std::optional<Published> published_beside(const TaskResult& r, int64_t length) {
-  return published(r.task, r.rule, r.model.mlp != "none", length);
-}
-
 }  // namespace
 
 Table task_table(const std::vector<TaskResult>& results) {
@@ -99,8 +95,8 @@ Table task_table(const std::vector<TaskResult>& results) {
       const std::vector<double> values = accuracies(group, setting);
       means[i].push_back(values.empty() ? std::nullopt : std::optional(mean_value(values)));
       std::string cell = values.empty() ? "-" : mean_and_spread(values);
-      if (const auto theirs = published_beside(first, setting.first)) {
-        cell += fmt::format(" ({:.2f}{})", theirs->accuracy, theirs->paper >= 0 ? "*" : "");
+      if (const auto theirs = published(first, setting.first)) {
+        cell += fmt::format(" ({:.{}f}{})", theirs->accuracy, theirs->digits, theirs->paper >= 0 ? "*" : "");
       }
       row.push_back(std::move(cell));
     }
@@ -149,17 +145,15 @@ std::string task_report(const std::vector<TaskResult>& results) {
   bool beside = false, above = false;
   for (const TaskResult& one : results) {
     for (const TaskScore& s : one.scores) {
-      const auto theirs = published_beside(one, s.length);
+      const auto theirs = published(one, s.length);
       beside = beside || theirs.has_value();
       above = above || (theirs && theirs->paper >= 0);
     }
   }
   if (beside) {
     text +=
-        "\nIn brackets what Kaczmarz Linear Attention's result files have for the paper's size and steps: one seed "
-        "each, the best of the evaluations at the "
-        "training "
-        "length. It says something only beside a run of that size.\n";
+        "\nIn brackets what Kaczmarz Linear Attention's result files have for the same model and training: one seed "
+        "each, the best of the evaluations at the training length. The initial weights may differ.\n";
   }
   if (above) text += "\n\\* The paper's table has a higher number than its result files.\n";
   if (r.scores.front().ceiling >= 0) {

@@ -14,8 +14,9 @@ TaskResult result(const std::string& rule, uint64_t seed, double at256, double a
   TaskResult r;
   r.task = "mqar";
   r.rule = rule;
-  r.recipe.length = 256;
-  r.recipe.steps = 10000;
+  complete(r.recipe, r.task);
+  r.model = task_model(r.task);
+  set_mixers(r.model, rule);
   r.lr = 1e-3;
   r.seed = seed;
   r.parameters = 4460000;
@@ -65,6 +66,78 @@ TEST(TaskTable, TheNumbersOfMamba2AreThoseOfItsOwnLayer) {
   EXPECT_THAT(row("ssd", "none"), HasSubstr("| ssd | 0.001 | 1 | 4.46M | 97.00 (99.08) | 60.00 (64.29) |"));
   EXPECT_THAT(row("ssd", "swiglu"), HasSubstr("| ssd | 0.001 | 1 | 4.46M | 97.00 | 60.00 |"));
   EXPECT_THAT(row("mamba2", "none"), HasSubstr("| mamba2 | 0.001 | 1 | 4.46M | 97.00 | 60.00 |"));
+}
+
+// Another model, and a model of the paper that is trained otherwise, have no published number beside them.
+TEST(TaskTable, PublishedNumbersAreOfTheSameModelAndTraining) {
+  const auto beside = [](const auto& change) {
+    TaskResult one = result("kaczmarz", 1, 0.97, 0.6);
+    change(one);
+    return task_report({one});
+  };
+  EXPECT_THAT(beside([](TaskResult&) {}), HasSubstr("97.00 (98.35\\*) | 60.00 (73.84)"));
+  EXPECT_THAT(beside([](TaskResult& r) {
+                r.model.init = "torch";
+                r.recipe.eval_every = 500;
+                r.recipe.lengths = {256, 2048};
+              }),
+              HasSubstr("97.00 (98.35\\*) | 60.00 (73.84)"));
+  const auto none = [&](const auto& change) { EXPECT_THAT(beside(change), Not(HasSubstr("("))); };
+  none([](TaskResult& r) { r.recipe.length = 128; });
+  none([](TaskResult& r) { r.recipe.steps = 5000; });
+  none([](TaskResult& r) { r.recipe.batch = 64; });
+  none([](TaskResult& r) { r.recipe.pairs = 16; });
+  none([](TaskResult& r) { r.lr = 5e-4; });
+  none([](TaskResult& r) { r.model.expand_v = 3; });
+  none([](TaskResult& r) { r.model.num_heads = 2; });
+  none([](TaskResult& r) { r.model.num_hidden_layers = 4; });
+  none([](TaskResult& r) { r.model.gain_source = "learned"; });
+  none([](TaskResult& r) { r.model.mlp = "none"; });
+  none([](TaskResult& r) {
+    r.model.single_gate = true;
+    r.model.expand_v = 128.0 / 48;
+  });
+}
+
+TEST(TaskTable, PalindromeHasPublishedNumbersAtItsOwnTrainingLength) {
+  const auto row = [](int64_t length) {
+    TaskResult one = result("gated_deltanet", 1, 0.97, 0.6);
+    one.task = "palindrome";
+    one.recipe = {};
+    one.recipe.length = length;
+    complete(one.recipe, one.task);
+    one.model = task_model(one.task);
+    set_mixers(one.model, one.rule);
+    return task_table({one}).markdown();
+  };
+  EXPECT_THAT(row(1024), HasSubstr("97.00 (99.94) | 60.00 (80.74)"));
+  EXPECT_THAT(row(256), HasSubstr("97.00 | 60.00 |"));
+}
+
+TEST(TaskTable, TheAblationsHaveTheirOwnPublishedNumbers) {
+  const auto row = [](const std::string& rule, const auto& change) {
+    TaskResult one = result(rule, 1, 0.97, 0.6);
+    change(one.model);
+    return task_table({one}).markdown();
+  };
+  const auto wide = [](int width) { return [width](ModelConfig& m) { m.expand_v = width / 48.0; }; };
+  const auto factor = [](const char* name) { return [name](ModelConfig& m) { m.gain_factor = name; }; };
+  const auto nothing = [](ModelConfig&) {};
+  EXPECT_THAT(row("kaczmarz", [](ModelConfig& m) { m.single_gate = true; }), HasSubstr("97.00 (0.01) | 60.00 (0.03)"));
+  EXPECT_THAT(row("kaczmarz", wide(128)), HasSubstr("97.00 (98.09) | 60.00 (71.99)"));
+  EXPECT_THAT(row("kaczmarz", wide(1024)), HasSubstr("97.00 (99.18) | 60.00 (92.63)"));
+  EXPECT_THAT(row("kaczmarz", factor("1/t")), HasSubstr("97.00 (97.92) | 60.00 (20.5)"));
+  EXPECT_THAT(row("kaczmarz", factor("1/sqrt(t)")), HasSubstr("97.00 (99.02) | 60.00 (50.2)"));
+  EXPECT_THAT(row("kaczmarz_plain q_norm=raw", nothing), HasSubstr("97.00 (0.03) | 60.00 (0.01)"));
+  EXPECT_THAT(row("kaczmarz_full q_norm=raw", nothing), HasSubstr("97.00 (97.81) | 60.00 (77.68)"));
+  EXPECT_THAT(row("mamba2 q_norm=l2 k_norm=l2", nothing), HasSubstr("97.00 | 60.00"));
+  EXPECT_THAT(row("mamba2 q_norm=l2 k_norm=l2",
+                  [](ModelConfig& m) {
+                    m.rope_theta = 10000;
+                    m.conv_size = 0;
+                    m.output_gate = "none";
+                  }),
+              HasSubstr("97.00 (0.03) | 60.00 (0.03)"));
 }
 
 TEST(TaskTable, ZoologyCountsByExample) {
