@@ -13,6 +13,7 @@
 #include "cli/bench_report.h"
 #include "cli/command.h"
 #include "cli/effects.h"
+#include "cli/info_model.h"
 #include "cli/json_output.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
@@ -51,10 +52,14 @@ class Bench : public Command {
            "train.json\n"
            "  mpirun -n 2 fastweight bench --train --device cuda --accumulate 2\n"
            "  fastweight bench --decode-model --decode-tokens 100000\n"
+           "  fastweight bench recipes/papers/340m-qdelta.toml --prefill 16384 --device cuda\n"
            "  fastweight bench --decode-sequences 1,64 --decode-seen 512,2048 --prefill 131072 --device cuda --json "
            "generation.json";
   }
   void declare(Options& options) override {
+    options.positional("RECIPE", &recipe_,
+                       "a run file (recipes/), a model or a run folder: its model is timed; other options win over it",
+                       false);
     options.add("json", "FILE", &json_, "write the results as JSON as well").writes();
     declare_threads(options, threads_);
     declare_memory_check(options, check_memory_);
@@ -151,7 +156,7 @@ class Bench : public Command {
   void check(const Options& options) const;
   Communicator& join_ranks();
 
-  std::string json_, device_ = "cpu", commit_, size_;
+  std::string recipe_, json_, device_ = "cpu", commit_, size_;
   StringList rules_;
   int64_t threads_ = 0, decode_ring_ = kRingTokens;
   bool train_ = false, decode_ = false, check_memory_ = true;
@@ -187,12 +192,24 @@ void Bench::check_options(const Options& options) {
     if (recurrence_.form == "token") options.expect_without_effect({"--chunk", "--operands"}, "with --form token");
   }
   if (json_.empty()) options.expect_without_effect({"--commit"}, "without --json, the only place where it is written");
+  if (!recipe_.empty()) {
+    if (!times_a_model())
+      fail_usage(
+          "RECIPE: expected --train, --decode-model, --decode-sequences or --prefill with it, which time a model; got "
+          "'{}' alone",
+          recipe_);
+    if (!size_.empty()) fail_usage("--size {}: expected none with RECIPE ('{}')", size_, recipe_);
+  }
   if (!times_a_model()) {
     recurrence_.rules = rules_;
   } else if (rules_.size() > 1) {
     fail_usage("--rule: expected one rule where a model is timed, got {}", rules_.size());
   } else {
     if (!rules_.empty()) model_.model.rule = rules_.front();
+    if (!recipe_.empty()) {
+      TrainConfig train;
+      apply_model(model_of_recipe(recipe_, train), options, model_.model);
+    }
     if (!size_.empty()) apply_size(size_, options, model_.model);
     if (!rules_.empty()) model_.model.rule = rules_.front();  // a released model's size has a rule
   }

@@ -32,9 +32,8 @@ void load_run_file(const std::string& path, ModelConfig& model, TrainConfig& tra
 
 }  // namespace
 
-Json model_report(const std::string& path) {
+ModelConfig model_of_recipe(const std::string& path, TrainConfig& train) {
   ModelConfig model;
-  TrainConfig train;
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     const std::string folder = find_model_folder(path);
@@ -42,6 +41,12 @@ Json model_report(const std::string& path) {
   } else {
     load_run_file(path, model, train);
   }
+  return model;
+}
+
+Json model_report(const std::string& path) {
+  TrainConfig train;
+  const ModelConfig model = model_of_recipe(path, train);
   validate(model);
   const ModelCost cost = cost_of(model, train.length);
   const MemoryPlan memory = plan_memory(model, train);

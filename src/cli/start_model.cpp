@@ -114,6 +114,19 @@ void apply_size(const std::string& size, const Options& options, ModelConfig& co
   keys_from_json(key_tables(config), keys, "size", {});
 }
 
+void apply_model(const ModelConfig& model, const Options& options, ModelConfig& config) {
+  nlohmann::json ours, said = nlohmann::json::object();
+  keys_to_json(key_tables(config), ours);
+  for (const std::string& name : said_keys(config, options)) {
+    std::string path = "/" + name;
+    std::replace(path.begin(), path.end(), '.', '/');
+    const nlohmann::json::json_pointer key(path);
+    said[key] = ours.at(key);
+  }
+  config = model;
+  keys_from_json(key_tables(config), said, "options", {});
+}
+
 StartModel start_model(const ModelConfig& wanted, const TrainConfig& train, const DataConfig& data,
                        const Options& options, bool resume) {
   const bool fla = train.layout == "fla";

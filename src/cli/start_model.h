@@ -17,6 +17,8 @@ namespace fw::cli {
 
 // The keys of a size by name (model/sizes.h) where neither the command line nor the run file said another.
 void apply_size(const std::string& size, const Options& options, ModelConfig& config);
+// The same with the keys of another model.
+void apply_model(const ModelConfig& model, const Options& options, ModelConfig& config);
 
 struct StartModel {
   std::shared_ptr<const Tokenizer> tokenizer;

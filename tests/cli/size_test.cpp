@@ -1,4 +1,4 @@
-// train --size: a model's widths by name.
+// train --size: a model's widths by name; the model of a run file in bench.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,6 +63,35 @@ TEST(Size, OptionsOfBenchWinOverIt) {
                                "16"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("generation: kda + window, 2 layers, width 16, 1 heads of 8"));
+}
+
+TEST(Recipe, BenchTimesItsModelAndOtherOptionsWin) {
+  Folder folder;
+  spill(folder / "r.toml",
+        "[train]\nbatch = 2\n[model]\nrule = \"kda\"\nlayers = [\"recurrent\", \"window\"]\nhidden_size = 16\n"
+        "num_hidden_layers = 4\nnum_heads = 1\nhead_dim = 8\nintermediate_size = 16\n[mixer.window]\nnum_heads = 2\n"
+        "head_dim = 8\nwindow = 8\n");
+  const auto timed = [&](const Args& more) {
+    const Outcome outcome = run(Args{"bench", folder / "r.toml", "--threads", "1"} + more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return outcome.out;
+  };
+  EXPECT_THAT(timed({"--prefill", "16"}), HasSubstr("generation: kda + window, 4 layers, width 16, 1 heads of 8"));
+  EXPECT_THAT(timed({"--prefill", "16", "--rule", "gated_deltanet", "--num-hidden-layers", "2", "--head-dim", "4"}),
+              HasSubstr("generation: gated_deltanet + window, 2 layers, width 16, 1 heads of 4"));
+  EXPECT_THAT(timed({"--train", "--steps", "1", "--batch", "1", "--length", "16"}),
+              HasSubstr("kda + window, 4 layers"));
+  EXPECT_THAT(timed({"--decode-model", "--decode-tokens", "200"}), HasSubstr("kda + window, 4 layers"));
+  const auto refused = [&](const Args& more) {
+    const Outcome outcome = run(Args{"bench"} + more);
+    EXPECT_EQ(outcome.code, 2) << outcome.out;
+    return outcome.err;
+  };
+  EXPECT_THAT(refused({folder / "r.toml"}), HasSubstr("RECIPE: expected --train"));
+  EXPECT_THAT(refused({folder / "r.toml", "--train", "--size", "340m"}), HasSubstr("--size 340m: expected none with"));
+  EXPECT_THAT(refused({folder / "none.toml", "--train"}), HasSubstr("none.toml"));
+  spill(folder / "bad.toml", "[model]\nhead_dims = 8\n");
+  EXPECT_THAT(refused({folder / "bad.toml", "--train"}), HasSubstr("did you mean 'head_dim'"));
 }
 
 TEST(Size, UnknownOrWithoutUseIsAnError) {
