@@ -17,6 +17,7 @@
 #include "base/memory.h"
 #include "cli/command.h"
 #include "cli/effects.h"
+#include "cli/made_by.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/say.h"
@@ -217,6 +218,7 @@ double parse_rate(const std::string& text) {
 
 std::vector<TaskCell> Task::cells() const {
   std::vector<TaskCell> cells;
+  const Provenance provenance = provenance_here(device_);
   for (const std::string& rule : rules_) {
     ModelConfig model = model_;
     set_mixers(model, rule);
@@ -237,7 +239,8 @@ std::vector<TaskCell> Task::cells() const {
                       parse_rate(rate),
                       static_cast<uint64_t>(seed),
                       device_,
-                      rule};
+                      rule,
+                      provenance};
         const auto same = [&](const TaskCell& other) { return other.folder == cell.folder; };
         if (std::ranges::any_of(cells, same))
           fail_usage("--rule, --lr, --seeds: '{}' is named twice", fs::path(cell.folder).filename().string());

@@ -122,10 +122,14 @@ Table task_table(const std::vector<TaskResult>& results) {
 
 std::string task_caption(const std::vector<TaskResult>& results) {
   const TaskResult& r = results.front();
+  std::vector<Provenance> provenances;
+  provenances.reserve(results.size());
+  for (const TaskResult& one : results) provenances.push_back(one.provenance);
+  const std::string provenance = provenance_text(provenances);
   return fmt::format(
       "Accuracy in per cent, mean{} over seeds, of {} examples a length. Trained {}: {} steps of {} examples, learning "
       "rate {}, "
-      "weight decay {:g} of every parameter, clip {:g}; the model {} is judged.",
+      "weight decay {:g} of every parameter, clip {:g}; the model {} is judged.{}{}",
       by_example(r) ? " over examples of each one's share," : "", r.recipe.judged,
       r.recipe.segments.empty()
           ? fmt::format("at length {}", r.recipe.length)
@@ -134,7 +138,8 @@ std::string task_caption(const std::vector<TaskResult>& results) {
       r.recipe.weight_decay, r.recipe.clip,
       r.recipe.last               ? "after the last step"
       : r.recipe.segments.empty() ? "that was best at the training length"
-                                  : "that was best over all tests");
+                                  : "that was best over all tests",
+      provenance.empty() ? "" : " ", provenance);
 }
 
 std::string task_report(const std::vector<TaskResult>& results) {

@@ -418,6 +418,8 @@ bool run_cell(const TaskCell& cell, const std::function<void(const TaskPoint&)>&
     }
   }
   result.curve = run.curve;
+  result.provenance = cell.provenance;
+  result.provenance.date = today_utc();
   result.seconds = run.elapsed();
   write_file_atomic(path, to_json(result).dump(1) + "\n");
   return true;

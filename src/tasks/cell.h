@@ -39,6 +39,7 @@ struct TaskCell {
   uint64_t seed = 0;
   std::string device = "cpu";  // where it runs, as of a training run; a cell of one device goes on on another
   std::string name = {};       // in tables; "": the model's rule
+  Provenance provenance = {};  // of this process; the result has it with the day of its end
 };
 
 // Thrown for a cell whose files are not what this program writes; it says which, and that the cell is done anew when

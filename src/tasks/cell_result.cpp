@@ -86,7 +86,8 @@ json to_json(const TaskResult& r) {
                  {"judged_step", r.judged_step},
                  {"seconds", r.seconds},
                  {"scores", scores},
-                 {"curve", curve_to_json(r.curve)}});
+                 {"curve", curve_to_json(r.curve)},
+                 {"provenance", to_json(r.provenance)}});
   return result;
 }
 
@@ -105,6 +106,7 @@ TaskResult task_result_from_json(const json& found, const std::string& where) {
     r.judged_step = found.at("judged_step").get<int64_t>();
     r.seconds = found.at("seconds").get<double>();
     r.curve = curve_from_json(found.at("curve"), where);
+    r.provenance = provenance_from_json(found.value("provenance", json()));  // none in older results
     for (const json& s : found.at("scores")) {
       r.scores.push_back({s.at("length").get<int64_t>(),
                           s.value("pairs", int64_t{0}),

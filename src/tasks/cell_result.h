@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/provenance.h"
 #include "model/config.h"
 #include "tasks/recipe.h"
 #include "tasks/synthetic.h"
@@ -37,6 +38,7 @@ struct TaskResult {
   double seconds = 0;              // of training and judging, all processes together
   std::vector<TaskPoint> curve;
   std::vector<TaskScore> scores;
+  Provenance provenance;
 };
 nlohmann::json to_json(const TaskResult& result);
 // Throws Error(kUsage) naming `where` for what is no result: a key that is missing or of the wrong type, no scores, a

@@ -14,7 +14,9 @@
 namespace fw::test {
 namespace {
 
+using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 std::vector<std::string> small(const std::string& out) {
   return {"task",
@@ -74,7 +76,14 @@ TEST(TaskCommand, ATableOfRulesAndSeedsThatIsGoneOnWith) {
   EXPECT_THAT(first.out, HasSubstr("mamba2-lr0.001-seed2 (4 of 4)"));
   const std::string table = slurp(folder / "t/table.md");
   EXPECT_THAT(table, HasSubstr("| gated_deltanet | 0.001 | 2 |"));
-  EXPECT_EQ(nlohmann::json::parse(slurp(folder / "t/results.json")).size(), 4u);
+  const auto results = nlohmann::json::parse(slurp(folder / "t/results.json"));
+  ASSERT_EQ(results.size(), 4u);
+  const auto& provenance = results[0].at("provenance");
+  EXPECT_THAT(provenance.at("program").get<std::string>(), StartsWith("fastweight "));
+  EXPECT_THAT(provenance.at("command").get<std::string>(), StartsWith("fastweight task palindrome "));
+  EXPECT_THAT(provenance.at("date").get<std::string>(), ContainsRegex("^20..-..-..$"));
+  EXPECT_NE(provenance.at("device").get<std::string>(), "");
+  EXPECT_THAT(table, HasSubstr(" Provenance: program fastweight "));
   // One cell is taken away: it alone is done again, to the same table.
   std::filesystem::remove_all(folder / "t/cells/mamba2-lr0.001-seed1");
   const Outcome second = run(small(folder / "t"));
@@ -100,7 +109,10 @@ std::vector<std::string> small_sweep(const std::string& out) {
 
 std::string results_without_time(const std::string& out) {
   auto results = nlohmann::json::parse(slurp(out + "/results.json"));
-  for (auto& result : results) result.erase("seconds");
+  for (auto& result : results) {
+    result.erase("seconds");
+    result.erase("provenance");
+  }
   return results.dump();
 }
 

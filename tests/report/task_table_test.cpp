@@ -40,6 +40,21 @@ TEST(TaskTable, MeansSpreadsAndWhatIsPublished) {
   EXPECT_THAT(task_report({}), HasSubstr("No cell is finished yet"));
 }
 
+TEST(TaskTable, TheCaptionSaysOnceWhereTheResultsComeFrom) {
+  std::vector<TaskResult> results{result("kda", 1, 0.9, 0.5), result("kda", 2, 1.0, 0.7)};
+  EXPECT_THAT(task_report(results), Not(HasSubstr("Provenance")));
+  results[0].provenance = {"fastweight 1", "fastweight sweep mqar", "NVIDIA H200", "2026-12-01"};
+  results[1].provenance = results[0].provenance;
+  EXPECT_THAT(
+      task_caption(results),
+      HasSubstr(
+          " Provenance: program fastweight 1, device NVIDIA H200, date 2026-12-01, command fastweight sweep mqar."));
+  results[1].provenance.date = "2026-12-02";
+  EXPECT_THAT(task_caption(results), HasSubstr("device NVIDIA H200, date several, command fastweight sweep mqar."));
+  results[1].provenance = {};  // of an earlier version
+  EXPECT_THAT(task_caption(results), HasSubstr("program several, device several, date several, command several."));
+}
+
 TEST(TaskTable, AccuracyOverTheLengthsIsAMeanWithABand) {
   const Plot plot =
       task_lengths({result("kda", 1, 0.9, 0.5), result("kda", 2, 1.0, 0.7), result("mamba2", 1, 0.8, 0.2)});

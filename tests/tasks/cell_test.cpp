@@ -391,8 +391,14 @@ TEST(TaskCell, AResultComesBackFromItsFile) {
   result.steps = 10, result.skipped = 1, result.judged_step = 9, result.seconds = 2.5;
   result.curve = {{5, 3.25, 0.5}, {10, std::nan(""), 0.75}};
   result.scores = {{256, 0, {100, 50, 0.5, 0.51}, 0.9}, {512, 64, {100, 25, 0.25, 0.26}, -1}};
-  const nlohmann::json json = nlohmann::json::parse(to_json(result).dump());
+  result.provenance = {"fastweight 1", "fastweight sweep mqar", "NVIDIA H200", "2026-12-01"};
+  nlohmann::json json = nlohmann::json::parse(to_json(result).dump());
   EXPECT_EQ(to_json(task_result_from_json(json, "x")).dump(), json.dump());  // NaN is null in a file
+  json.erase("provenance");                                                  // as results of earlier versions are
+  const Provenance unknown = task_result_from_json(json, "x").provenance;
+  EXPECT_EQ(unknown.program + unknown.command + unknown.device + unknown.date, "");
+  json["provenance"] = {{"program", 3}};
+  EXPECT_THAT(error_of([&] { task_result_from_json(json, "'f'"); }), HasSubstr("'f': not the result of a task"));
   EXPECT_THAT(error_of([] {
                 task_result_from_json({{"task", 3}}, "'f'");
               }),
