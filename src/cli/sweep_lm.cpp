@@ -18,6 +18,7 @@
 #include "base/json.h"
 #include "cli/dataset.h"
 #include "cli/effects.h"
+#include "cli/made_by.h"
 #include "cli/model_option.h"
 #include "cli/outputs.h"
 #include "cli/recipe.h"
@@ -53,7 +54,8 @@ struct LmCell {
 };
 
 struct Judged {
-  std::string name, program;  // program: the build that trained it
+  std::string name;
+  Provenance provenance;  // of its training
   double lr = 0, parameters = 0, state_bytes = 0, state_bytes_token = 0, tokens = 0, tokens_per_second = 0;
   int64_t seed = 0;
   struct At {
@@ -62,7 +64,47 @@ struct Judged {
     std::optional<double> bits_per_byte;
   };
   std::vector<At> at;
+  // Of metrics.jsonl: the mean loss of the last records, how many these are, and the loss over the steps, thinned.
+  // Results of earlier versions have no records.
+  struct Training {
+    double loss = 0;
+    int64_t records = 0;
+    std::vector<std::pair<int64_t, double>> curve;  // step, loss
+  };
+  Training training;
 };
+
+Judged::Training training_of(std::vector<MetricPoint> points) {
+  std::erase_if(points, [](const MetricPoint& point) { return !std::isfinite(point.loss); });
+  constexpr size_t kLastRecords = 10, kMostPoints = 50;
+  Judged::Training training;
+  const size_t last = std::min(kLastRecords, points.size());
+  for (size_t i = points.size() - last; i < points.size(); ++i)
+    training.loss += points[i].loss / static_cast<double>(last);
+  training.records = static_cast<int64_t>(last);
+  const size_t kept = std::min(kMostPoints, points.size());
+  for (size_t i = 0; i < kept; ++i) {  // the first and the last are among them
+    const MetricPoint& point = points[kept == 1 ? 0 : i * (points.size() - 1) / (kept - 1)];
+    training.curve.emplace_back(point.step, point.loss);
+  }
+  return training;
+}
+
+json to_json(const Judged::Training& training) {
+  if (training.records == 0) return {};
+  json curve = json::array();
+  for (const auto& [step, loss] : training.curve) curve.push_back({{"step", step}, {"loss", loss}});
+  return {{"loss", training.loss}, {"records", training.records}, {"curve", curve}};
+}
+Judged::Training training_from_json(const json& found) {
+  Judged::Training training;
+  if (found.is_null()) return training;
+  training.loss = found.at("loss").get<double>();
+  training.records = found.at("records").get<int64_t>();
+  for (const json& point : found.at("curve"))
+    training.curve.emplace_back(point.at("step").get<int64_t>(), point.at("loss").get<double>());
+  return training;
+}
 
 json to_json(const Judged& j) {
   json contexts = json::array();
@@ -75,20 +117,22 @@ json to_json(const Judged& j) {
   return {{"model", j.name},
           {"lr", j.lr},
           {"seed", j.seed},
-          {"program", j.program},
           {"parameters", j.parameters},
           {"state_bytes", j.state_bytes},
           {"state_bytes_token", j.state_bytes_token},
           {"training_tokens", j.tokens},
           {"tokens_per_second", j.tokens_per_second},
-          {"contexts", contexts}};
+          {"contexts", contexts},
+          {"training", to_json(j.training)},
+          {"provenance", to_json(j.provenance)}};
 }
 Judged judged_from_json(const json& one) {
   Judged j;
   j.name = one.at("model").get<std::string>();
   j.lr = one.at("lr").get<double>();
   j.seed = one.at("seed").get<int64_t>();
-  j.program = one.value("program", std::string());  // of older sweeps not known
+  j.provenance = provenance_from_json(one.value("provenance", json()));
+  if (one.contains("program")) j.provenance.program = one.at("program").get<std::string>();  // as older sweeps have it
   j.parameters = one.at("parameters").get<double>();
   j.state_bytes = one.at("state_bytes").get<double>();
   j.state_bytes_token = one.at("state_bytes_token").get<double>();
@@ -99,27 +143,54 @@ Judged judged_from_json(const json& one) {
     j.at.push_back({a.at("context").get<int64_t>(), a.at("loss").get<double>(),
                     bits.is_null() ? std::nullopt : std::optional(bits.get<double>())});
   }
+  j.training = training_from_json(one.value("training", json()));
   return j;
 }
 
-// Mean and, of several, the standard deviation of one (n - 1).
-std::string spread(const std::vector<double>& values, int digits) {
-  double mean = 0, square = 0;
+double mean_value(const std::vector<double>& values) {
+  double mean = 0;
   for (const double x : values) mean += x / static_cast<double>(values.size());
-  for (const double x : values) square += (x - mean) * (x - mean);
-  if (values.size() < 2) return fmt::format("{:.{}f}", mean, digits);
-  return fmt::format("{:.{}f} ± {:.{}f}", mean, digits, std::sqrt(square / static_cast<double>(values.size() - 1)),
-                     digits);
+  return mean;
 }
 
-// A row for each model and learning rate, in the order in which they come.
-Table lm_table(const std::vector<Judged>& all) {
+// Mean and, of several, the standard deviation of one (n - 1).
+std::string spread(const std::vector<double>& values, int digits, bool has_sign = false) {
+  const double mean = mean_value(values);
+  double square = 0;
+  for (const double x : values) square += (x - mean) * (x - mean);
+  const std::string text = has_sign ? fmt::format("{:+.{}f}", mean, digits) : fmt::format("{:.{}f}", mean, digits);
+  if (values.size() < 2) return text;
+  return fmt::format("{} ± {:.{}f}", text, std::sqrt(square / static_cast<double>(values.size() - 1)), digits);
+}
+
+bool know_their_bytes(const std::vector<Judged>& all) {
+  return std::ranges::all_of(all, [](const Judged& j) {
+    return std::ranges::all_of(j.at, [](const Judged::At& a) { return a.bits_per_byte.has_value(); });
+  });
+}
+
+// At context i, of each run the difference to the base's run of the same learning rate and seed.
+std::vector<double> differences(const std::vector<const Judged*>& runs, const std::vector<Judged>& all,
+                                const std::string& base, size_t i, bool bytes) {
+  std::vector<double> values;
+  for (const Judged* run : runs) {
+    const auto other = std::ranges::find_if(
+        all, [&](const Judged& j) { return j.name == base && j.lr == run->lr && j.seed == run->seed; });
+    if (other == all.end() || run->name == base || i >= run->at.size() || i >= other->at.size()) continue;
+    const Judged::At &ours = run->at[i], &theirs = other->at[i];
+    if (ours.context != theirs.context) continue;
+    values.push_back(bytes ? *ours.bits_per_byte - *theirs.bits_per_byte : ours.loss - theirs.loss);
+  }
+  return values;
+}
+
+// A row for each model and learning rate, in the order in which they come. base: a model's name, "" for none.
+Table lm_table(const std::vector<Judged>& all, const std::string& base) {
   Table table;
   if (all.empty()) return table;
   const bool one_rate = std::ranges::all_of(all, [&](const Judged& j) { return j.lr == all.front().lr; });
-  const bool bytes = std::ranges::all_of(all, [](const Judged& j) {
-    return std::ranges::all_of(j.at, [](const Judged::At& a) { return a.bits_per_byte.has_value(); });
-  });
+  const bool bytes = know_their_bytes(all);
+  const bool trained = std::ranges::any_of(all, [](const Judged& j) { return j.training.records > 0; });
   table.column("model", Table::Align::kLeft);
   if (!one_rate) table.column("lr");
   for (const char* heading : {"parameters", "state", "seeds"}) table.column(heading);
@@ -129,9 +200,15 @@ Table lm_table(const std::vector<Judged>& all) {
     table.column(fmt::format("perplexity at {}", where));
     if (bytes) table.column(fmt::format("bits per byte at {}", where));
   }
+  if (!base.empty()) {
+    for (const Judged::At& a : all.front().at)
+      table.column(fmt::format("from {} at {}", base, a.context == 0 ? "document" : fmt::format("{}", a.context)));
+  }
+  if (trained) table.column("train loss");
   table.column("ktok/s");
   std::vector<const Judged*> done;
   std::vector<std::vector<std::optional<double>>> losses(all.front().at.size());
+  std::vector<std::optional<double>> train_losses;
   for (const Judged& first : all) {
     const auto alike = [&](const Judged& j) { return j.name == first.name && j.lr == first.lr; };
     if (std::ranges::any_of(done, [&](const Judged* d) { return alike(*d); })) continue;
@@ -161,6 +238,18 @@ Table lm_table(const std::vector<Judged>& all) {
       row.push_back(over([&](const Judged& j) { return std::exp(j.at[i].loss); }, 2));
       if (bytes) row.push_back(over([&](const Judged& j) { return *j.at[i].bits_per_byte; }, 4));
     }
+    for (size_t i = 0; i < (base.empty() ? 0 : first.at.size()); ++i) {
+      const std::vector<double> values = differences(runs, all, base, i, bytes);
+      row.push_back(values.empty() ? "-" : spread(values, 4, true));
+    }
+    if (trained) {
+      std::vector<double> values;
+      for (const Judged* run : runs) {
+        if (run->training.records > 0) values.push_back(run->training.loss);
+      }
+      train_losses.push_back(values.empty() ? std::nullopt : std::optional(mean_value(values)));
+      row.push_back(values.empty() ? "-" : spread(values, 4));
+    }
     row.push_back(over([](const Judged& j) { return j.tokens_per_second / 1e3; }, 1));
     table.row(std::move(row));
   }
@@ -168,6 +257,10 @@ Table lm_table(const std::vector<Judged>& all) {
   for (size_t i = 0; i < losses.size(); ++i) {
     for (size_t c = 0; c < of_context; ++c)
       table.mark_best(before + i * of_context + c, losses[i], Table::Best::kLowest);
+  }
+  if (trained) {
+    const size_t column = before + losses.size() * (of_context + (base.empty() ? 0 : 1));
+    table.mark_best(column, train_losses, Table::Best::kLowest);
   }
   return table;
 }
@@ -226,8 +319,9 @@ class SweepLm : public Command {
            "checkpoint, and several processes may share one OUT. Each model is judged on the held-out text in windows "
            "of --contexts tokens that start from nothing. OUT/table.md, results.json, contexts.svg and contexts.png "
            "are made of what is finished: "
-           "loss, perplexity, bits per byte, parameters, what a sequence's state takes in float32, and the median of "
-           "tokens a second. --parameters makes the models one size by the width of their MLPs.\n\n"
+           "loss, perplexity, bits per byte, parameters, what a sequence's state takes in float32, the training loss "
+           "of the last records, and the median of tokens a second. --parameters makes the models one size by the "
+           "width of their MLPs.\n\n"
            "Examples:\n  fastweight sweep lm --small --text my.txt --out small\n"
            "  fastweight sweep lm --models gated_deltanet,kda,ssd,gated_deltanet2+window,attention --seeds 1,2,3 "
            "--text "
@@ -248,6 +342,8 @@ class SweepLm : public Command {
         "tokens of a window when judged; 0: whole documents; without: the training's length and four times that", ',');
     options.add("parameters", "N", &parameters_,
                 "the MLP of every model is as wide, in steps of 16, as brings its parameters nearest to N");
+    options.add("base", "NAME", &base_,
+                "one of --models: the table has the difference of every other model to it, seed by seed");
     options.add("small", "", &small_,
                 "settings that take two minutes on two cores, where no option says otherwise: models gated_deltanet, "
                 "mamba2 and attention");
@@ -280,7 +376,7 @@ class SweepLm : public Command {
   IntList seeds_{1}, contexts_;
   int64_t parameters_ = 0, threads_ = 0;
   bool small_ = false, check_memory_ = true;
-  std::string out_;
+  std::string out_, base_;
   DataConfig data_;
   TrainConfig train_;
   ModelConfig model_;
@@ -362,6 +458,9 @@ std::string SweepLm::run_file(const LmCell& cell) {
   return to_toml(table, kRunComment, unused_tables(one.model));
 }
 
+// Written when a run ends, with the device that it ends on.
+std::string provenance_file(const LmCell& cell) { return cell.folder + "/provenance.json"; }
+
 // As the command `train` does it; its exit code.
 int SweepLm::train(const LmCell& cell) {
   const std::string file = cell.folder + ".toml", text = run_file(cell);
@@ -376,16 +475,30 @@ int SweepLm::train(const LmCell& cell) {
   Options options;
   command->declare(options);
   parse_command_line(options, command->name(), args);
-  return command->run(options);
+  const int code = command->run(options);
+  if (cell.finished())
+    write_file_atomic(provenance_file(cell), to_json(provenance_here(cell.train.device)).dump(1) + "\n");
+  return code;
+}
+
+Provenance provenance_of(const LmCell& cell) {
+  const std::string path = provenance_file(cell);
+  Provenance provenance;
+  if (file_exists(path)) provenance = provenance_from_json(parse_json(read_file(path), fmt::format("'{}'", path)));
+  provenance.program = program_of_run(cell.folder);  // which began it
+  return provenance;
 }
 
 // Of a finished run: kept in it, so that it is judged once.
 Judged SweepLm::judge(const LmCell& cell) const {
   const std::string kept = cell.folder + "/judged.json";
+  const std::string metrics = cell.folder + "/metrics.jsonl";
   if (file_exists(kept)) {
     try {
       Judged found = judged_from_json(parse_json(read_file(kept), fmt::format("'{}'", kept)));
       const auto same = [](const Judged::At& a, int64_t context) { return a.context == context; };
+      if (found.training.records == 0 && file_exists(metrics))  // of an earlier version
+        found.training = training_of(read_metrics(metrics));
       if (std::ranges::equal(found.at, contexts_, same)) return found;
     } catch (const json::exception&) {  // judged again
     }
@@ -394,7 +507,7 @@ Judged SweepLm::judge(const LmCell& cell) const {
   judged.name = cell.name;
   judged.lr = cell.lr;
   judged.seed = static_cast<int64_t>(cell.train.seed);
-  judged.program = program_of_run(cell.folder);
+  judged.provenance = provenance_of(cell);
   OpenModel open = open_model(cell.folder, "f32", "", cell.train.device);
   const ModelCost cost = cost_of(open.model.config(), cell.train.length);
   judged.parameters = cost.parameters;
@@ -407,7 +520,8 @@ Judged SweepLm::judge(const LmCell& cell) const {
         evaluate_file(open.model, tokens.file(), *open.tokenizer, context, false, cell.train.valid_tokens);
     judged.at.push_back({context, r.loss, r.bits_per_byte});
   }
-  const std::vector<MetricPoint> points = read_metrics(cell.folder + "/metrics.jsonl");
+  const std::vector<MetricPoint> points = read_metrics(metrics);
+  judged.training = training_of(points);
   std::vector<double> speeds;
   for (size_t i = points.size() / 2; i < points.size(); ++i) speeds.push_back(points[i].tokens_per_second);
   std::ranges::sort(speeds);
@@ -425,12 +539,13 @@ void SweepLm::report(const std::vector<LmCell>& cells) const {
   if (runs.empty()) return;
   std::vector<std::string> texts;
   for (const std::string& text : data_.text) texts.push_back(fs::path(text).filename().string());
-  const json results = {{"sweep", kLanguageModels},
-                        {"text", texts},
-                        {"valid", data_.valid.empty() ? "the last part of the text" : fs::path(data_.valid).filename()},
-                        {"steps", train_.steps},
-                        {"tokens_a_step", train_.batch * train_.length * train_.accumulate},
-                        {"runs", runs}};
+  json results = {{"sweep", kLanguageModels},
+                  {"text", texts},
+                  {"valid", data_.valid.empty() ? "the last part of the text" : fs::path(data_.valid).filename()},
+                  {"steps", train_.steps},
+                  {"tokens_a_step", train_.batch * train_.length * train_.accumulate},
+                  {"runs", runs}};
+  if (!base_.empty()) results["base"] = base_;
   const PageSection section = lm_section("", results);
   write_file_atomic(out_ + "/results.json", results.dump(1) + "\n");
   write_file_atomic(out_ + "/table.md", section.text + "\n\n" + section.table.markdown());
@@ -457,6 +572,8 @@ int SweepLm::run(Options& options) {
   if (parameters_ > 0)
     options.expect_without_effect({"--intermediate-size", "--hidden-ratio"},
                                   "with --parameters, which chooses the width of the MLP");
+  if (!base_.empty() && std::ranges::find(models_, base_) == models_.end())
+    fail_usage("--base: expected one of --models ({}), got '{}'", fmt::join(models_, ", "), base_);
   if (contexts_.empty()) contexts_ = {train_.length, 4 * train_.length};
   for (const int64_t context : contexts_) {
     if (context < 0 || context == 1) fail_usage("--contexts: expected 0 or numbers of at least 2, got {}", context);
@@ -524,7 +641,8 @@ PageSection lm_section(const std::string& title, const json& results) {
   try {
     std::vector<Judged> all;
     for (const json& one : results.at("runs")) all.push_back(judged_from_json(one));
-    section.table = lm_table(all);
+    const auto base = results.value("base", std::string());
+    section.table = lm_table(all, base);
     if (std::ranges::any_of(all, [](const Judged& j) { return j.at.size() > 1; }))
       section.plots.push_back(lm_contexts(all));
     section.text = fmt::format(
@@ -532,11 +650,22 @@ PageSection lm_section(const std::string& title, const json& results) {
         "and standard deviation over seeds.",
         fmt::join(results.at("text").get<StringList>(), ", "), results.at("steps").get<int64_t>(),
         results.at("tokens_a_step").get<int64_t>(), results.at("valid").get<std::string>());
-    std::set<std::string> programs;
-    for (const Judged& j : all) {
-      if (!j.program.empty()) programs.insert(j.program);
+    if (!base.empty()) {
+      section.text += fmt::format(" 'from {}': difference in {} to that model, paired by seed.", base,
+                                  know_their_bytes(all) ? "bits per byte" : "loss");
     }
-    if (!programs.empty()) section.text += fmt::format(" Trained by {}.", fmt::join(programs, "; "));
+    std::set<int64_t> records;
+    for (const Judged& j : all) {
+      if (j.training.records > 0) records.insert(j.training.records);
+    }
+    if (!records.empty())
+      section.text +=
+          fmt::format(" The train loss is the mean of the last {} records of a run.", fmt::join(records, " or "));
+    std::vector<Provenance> provenances;
+    provenances.reserve(all.size());
+    for (const Judged& j : all) provenances.push_back(j.provenance);
+    if (const std::string provenance = provenance_text(provenances); !provenance.empty())
+      section.text += " " + provenance;
   } catch (const json::exception& error) {
     fail_usage("results.json: not what 'fastweight sweep lm' writes: {}", error.what());
   }

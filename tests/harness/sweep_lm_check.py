@@ -4,6 +4,7 @@ before any work.
 
   sweep_lm_check.py PROGRAM"""
 
+import datetime
 import json
 import math
 import pathlib
@@ -33,7 +34,8 @@ with tempfile.TemporaryDirectory() as name:
 
     for more, words in ((["--contexts", "16,x"], "--contexts"), (["--seeds", "one"], "--seeds"), (["--lr", "0"], "--lr: expected numbers > 0"),
                         (["--parameters", "100"], "at least with these options, more than 100"), (["--models", "kda,kda"], "'kda-lr0.002-seed1' is named twice"),
-                        (["--models", "nothing"], "nothing"), (["--parameters", "40000", "--hidden-ratio", "2"], "--hidden-ratio: expected no such option")):
+                        (["--models", "nothing"], "nothing"), (["--parameters", "40000", "--hidden-ratio", "2"], "--hidden-ratio: expected no such option"),
+                        (["--base", "kda"], "--base: expected one of --models")):
         refused = sweep(folder, *models, *more)
         assert refused.returncode == 2 and words in refused.stderr, (more, refused.stderr)
     refused = sweep(folder, "--models", "kda", "--window-window", "16")
@@ -65,8 +67,19 @@ with tempfile.TemporaryDirectory() as name:
     assert page.returncode == 0 and "gated\\_deltanet+window" in (folder / "page.md").read_text().replace("gated_deltanet+window", "gated\\_deltanet+window"), page.stderr
 
     made_by = (one / "config.toml").read_text().split("\n# Made by ")[1].split("\n")[0]
-    assert made_by.startswith("fastweight ") and all(r["program"] == made_by for r in runs), (made_by, runs)
-    assert f"Trained by {made_by}." in (folder / "page.md").read_text(), (folder / "page.md").read_text()
+    assert made_by.startswith("fastweight ") and all(r["provenance"]["program"] == made_by for r in runs), (made_by, runs)
+    assert f"Provenance: program {made_by}, device " in (folder / "page.md").read_text(), (folder / "page.md").read_text()
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    for provenance in (r["provenance"] for r in runs):
+        assert provenance["command"].startswith("fastweight sweep lm --text ") and provenance["device"], provenance
+        assert abs(datetime.date.fromisoformat(provenance["date"]) - today).days <= 1, provenance
+
+    # The loss of the training: all records of a short run.
+    records = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
+    losses = {r["step"]: r["loss"] for r in records if "loss" in r}
+    training = found["training"]
+    assert training["records"] == len(losses) and [p["step"] for p in training["curve"]] == sorted(losses), (training, losses)
+    assert math.isclose(training["loss"], sum(losses.values()) / len(losses), rel_tol=1e-9) and "| train loss |" in text, (training, text)
 
     # A run without its model, but with checkpoints, was stopped: it goes on and ends as it did. The others are not touched.
     stopped = folder / "lm/runs/kaczmarz-lr0.002-seed2"
@@ -75,9 +88,22 @@ with tempfile.TemporaryDirectory() as name:
     (stopped / "judged.json").unlink()
     again = sweep(folder, *models, "--seeds", "1,2", "--lr", "1e-3,2e-3")
     assert again.returncode == 0, again.stdout + again.stderr
-    same = lambda list_of: [{key: value for key, value in r.items() if key != "tokens_per_second"} for r in list_of]
+    same = lambda list_of: [{key: value for key, value in r.items() if key not in ("tokens_per_second", "provenance")} for r in list_of]
     assert same(runs_of(folder)) == same(runs)
     assert again.stdout.count(": finished\n") == 11, again.stdout
+
+    # What an earlier version judged lacks both; the training's loss is read again, the device stays unknown. A base model adds columns.
+    kept = one / "judged.json"
+    judged = json.loads(kept.read_text())
+    old = {key: value for key, value in judged.items() if key not in ("training", "provenance")} | {"program": made_by}
+    kept.write_text(json.dumps(old))
+    based = sweep(folder, *models, "--seeds", "1,2", "--lr", "1e-3,2e-3", "--base", "kaczmarz")
+    assert based.returncode == 0, based.stdout + based.stderr
+    newest = next(r for r in runs_of(folder) if r["model"] == "attention" and r["lr"] == 1e-3 and r["seed"] == 1)
+    assert newest["training"] == training and newest["provenance"] == {"program": made_by, "command": "", "device": "", "date": ""}, newest
+    text = (folder / "lm/table.md").read_text()
+    assert f"program {made_by}, device several, date several, command several" in text and "| from kaczmarz at 64 |" in text, text
+    kept.write_text(json.dumps(judged))
     other = sweep(folder, *models, "--seeds", "1,2", "--lr", "1e-3,2e-3", size=[*SIZE, "--clip", "2"])
     assert other.returncode == 2 and "was begun with other settings" in other.stderr, other.stderr
 
