@@ -18,9 +18,9 @@ struct Published {
 // Compared are the training (length, steps, batch, learning rate, optimizer) and the model (all keys but `init`).
 // Which evaluations there are, and which of them is judged, is not compared.
 //
-// The paper's Mamba2 is Mamba-2's own layer without MLPs: `ssd` with --mlp none, not the rule `mamba2`. Single runs (one
-// seed, the best of the evaluations at the training length): a difference of less than about a point says nothing.
-// Where the paper's table is above its result files the files count.
+// The paper's Mamba2 is Mamba-2's own layer without MLPs: `ssd` with --mlp none, not the rule `mamba2`. All are single
+// runs (one seed, the best of the evaluations at the training length): a difference of less than about a point says
+// nothing. Where the paper's table is above its result files the files count.
 std::optional<Published> published(const TaskResult& result, int64_t length);
 
 }  // namespace fw
