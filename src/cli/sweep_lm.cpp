@@ -158,7 +158,7 @@ std::string spread(const std::vector<double>& values, int digits, bool has_sign 
   const double mean = mean_value(values);
   double square = 0;
   for (const double x : values) square += (x - mean) * (x - mean);
-  const std::string text = has_sign ? fmt::format("{:+.{}f}", mean, digits) : fmt::format("{:.{}f}", mean, digits);
+  std::string text = has_sign ? fmt::format("{:+.{}f}", mean, digits) : fmt::format("{:.{}f}", mean, digits);
   if (values.size() < 2) return text;
   return fmt::format("{} ± {:.{}f}", text, std::sqrt(square / static_cast<double>(values.size() - 1)), digits);
 }
