@@ -27,8 +27,7 @@ class Curves : public Command {
     return "Draws OUT.svg and OUT.png from the runs' metrics.jsonl, whether the runs are finished, going on or "
            "stopped, and prints a table of them.\n\n"
            "A rule has one colour in all pictures. Runs that differ in their seed alone are one curve: the mean, with "
-           "a "
-           "band from lowest to highest.\n\n"
+           "a band of one standard deviation.\n\n"
            "VALUE: loss (training, and held out dashed), training, held-out, bits-per-byte, norm, lr or speed.\n\n"
            "Example:\n  fastweight curves run-a run-b run-c --label \"lr 1e-3\" --label \"lr 2e-3\" --label \"lr "
            "4e-3\" --value held-out --out lr";
@@ -39,7 +38,7 @@ class Curves : public Command {
     options.add(
         "label", "TEXT", &labels_,
         "what the picture calls a run; once for each, in their order; runs of one label are a curve, the mean with "
-        "a band from lowest to highest; without: the folder's name");
+        "a band of one standard deviation; without: the folder's name");
     options.add("value", "VALUE", &value_, "what is drawn").words = {"loss", "training", "held-out", "bits-per-byte",
                                                                      "norm", "lr",       "speed"};
     options.add("over", "AXIS", &over_, "step, tokens or epoch").words = {"step", "tokens", "epoch"};

@@ -89,7 +89,7 @@ PathUse path_use(const Option& option) {
     if (name == words) return PathUse::kNone;
   }
   // --out is written by every command that has it; other files are read unless they are declared to be written.
-  if (option.key == "out" || name == "OUT" || name == "TARGET") return PathUse::kWrites;
+  if (option.key == "out" || name == "OUT" || name == "TARGET" || name == "FOLDER") return PathUse::kWrites;
   if (name == "FILE" || name == "SPEC" || name == "RECIPE" || name == "PATH") return PathUse::kReads;
   if (name == "MODEL" || name == "SOURCE" || name == "ADAPTER") return PathUse::kModel;
   if (name == "RUN" || name == "DIR") return PathUse::kResults;

@@ -25,7 +25,7 @@ constexpr std::array<std::string_view, 7> kRunFiles = {"config.toml", "test.json
 constexpr std::array<std::string_view, 5> kRunFolders = {"best", "data", "model", "checkpoints", "tensorboard"};
 
 // What a sweep and an evaluation write into theirs.
-constexpr std::array<std::string_view, 12> kResultFiles = {"results.json",
+constexpr std::array<std::string_view, 16> kResultFiles = {"results.json",
                                                            "table.md",
                                                            "accuracy.svg",
                                                            "accuracy.png",
@@ -33,6 +33,10 @@ constexpr std::array<std::string_view, 12> kResultFiles = {"results.json",
                                                            "accuracy-lengths.png",
                                                            "contexts.svg",
                                                            "contexts.png",
+                                                           "contexts-hybrids.svg",
+                                                           "contexts-hybrids.png",
+                                                           "contexts-ablations.svg",
+                                                           "contexts-ablations.png",
                                                            "result.json",
                                                            "curve.json",
                                                            "eval.json",

@@ -60,8 +60,7 @@ struct Judged {
   int64_t seed = 0;
   struct At {
     int64_t context = 0;
-    double loss = 0;
-    std::optional<double> bits_per_byte;
+    std::optional<double> loss, bits_per_byte;  // one of them at least; older results have bits per byte alone
   };
   std::vector<At> at;
   // Of metrics.jsonl: the mean loss of the last records, how many these are, and the loss over the steps, thinned.
@@ -106,13 +105,18 @@ Judged::Training training_from_json(const json& found) {
   return training;
 }
 
+json json_or_null(const std::optional<double>& x) { return x ? json(*x) : json(); }
+std::optional<double> number_or_null(const json& x) {
+  return x.is_null() ? std::nullopt : std::optional(x.get<double>());
+}
+
 json to_json(const Judged& j) {
   json contexts = json::array();
   for (const Judged::At& a : j.at) {
     contexts.push_back({{"context", a.context},
-                        {"loss", a.loss},
-                        {"perplexity", std::exp(a.loss)},
-                        {"bits_per_byte", a.bits_per_byte ? json(*a.bits_per_byte) : json()}});
+                        {"loss", json_or_null(a.loss)},
+                        {"perplexity", a.loss ? json(std::exp(*a.loss)) : json()},
+                        {"bits_per_byte", json_or_null(a.bits_per_byte)}});
   }
   return {{"model", j.name},
           {"lr", j.lr},
@@ -139,9 +143,10 @@ Judged judged_from_json(const json& one) {
   j.tokens = one.at("training_tokens").get<double>();
   j.tokens_per_second = one.at("tokens_per_second").get<double>();
   for (const json& a : one.at("contexts")) {
-    const json& bits = a.at("bits_per_byte");
-    j.at.push_back({a.at("context").get<int64_t>(), a.at("loss").get<double>(),
-                    bits.is_null() ? std::nullopt : std::optional(bits.get<double>())});
+    j.at.push_back(
+        {a.at("context").get<int64_t>(), number_or_null(a.at("loss")), number_or_null(a.at("bits_per_byte"))});
+    if (!j.at.back().loss && !j.at.back().bits_per_byte)
+      fail_usage("{}, context {}: expected a loss or bits per byte, got neither", j.name, j.at.back().context);
   }
   j.training = training_from_json(one.value("training", json()));
   return j;
@@ -163,9 +168,10 @@ std::string spread(const std::vector<double>& values, int digits, bool has_sign 
   return fmt::format("{} ± {:.{}f}", text, std::sqrt(square / static_cast<double>(values.size() - 1)), digits);
 }
 
-bool know_their_bytes(const std::vector<Judged>& all) {
-  return std::ranges::all_of(all, [](const Judged& j) {
-    return std::ranges::all_of(j.at, [](const Judged::At& a) { return a.bits_per_byte.has_value(); });
+// Whether every run has this at every context.
+bool all_have(const std::vector<Judged>& all, std::optional<double> Judged::At::*value) {
+  return std::ranges::all_of(all, [&](const Judged& j) {
+    return std::ranges::all_of(j.at, [&](const Judged::At& a) { return (a.*value).has_value(); });
   });
 }
 
@@ -179,7 +185,8 @@ std::vector<double> differences(const std::vector<const Judged*>& runs, const st
     if (other == all.end() || run->name == base || i >= run->at.size() || i >= other->at.size()) continue;
     const Judged::At &ours = run->at[i], &theirs = other->at[i];
     if (ours.context != theirs.context) continue;
-    values.push_back(bytes ? *ours.bits_per_byte - *theirs.bits_per_byte : ours.loss - theirs.loss);
+    const auto value = bytes ? &Judged::At::bits_per_byte : &Judged::At::loss;
+    if (ours.*value && theirs.*value) values.push_back(*(ours.*value) - *(theirs.*value));
   }
   return values;
 }
@@ -189,15 +196,15 @@ Table lm_table(const std::vector<Judged>& all, const std::string& base) {
   Table table;
   if (all.empty()) return table;
   const bool one_rate = std::ranges::all_of(all, [&](const Judged& j) { return j.lr == all.front().lr; });
-  const bool bytes = know_their_bytes(all);
+  const bool nats = all_have(all, &Judged::At::loss), bytes = all_have(all, &Judged::At::bits_per_byte);
   const bool trained = std::ranges::any_of(all, [](const Judged& j) { return j.training.records > 0; });
   table.column("model", Table::Align::kLeft);
   if (!one_rate) table.column("lr");
   for (const char* heading : {"parameters", "state", "seeds"}) table.column(heading);
   for (const Judged::At& a : all.front().at) {
     const std::string where = a.context == 0 ? "document" : fmt::format("{}", a.context);
-    table.column(fmt::format("loss at {}", where));
-    table.column(fmt::format("perplexity at {}", where));
+    if (nats) table.column(fmt::format("loss at {}", where));
+    if (nats) table.column(fmt::format("perplexity at {}", where));
     if (bytes) table.column(fmt::format("bits per byte at {}", where));
   }
   if (!base.empty()) {
@@ -232,10 +239,11 @@ Table lm_table(const std::vector<Judged>& all, const std::string& base) {
     row.push_back(fmt::format("{}", runs.size()));
     for (size_t i = 0; i < first.at.size(); ++i) {
       double mean = 0;
-      for (const Judged* run : runs) mean += run->at[i].loss / static_cast<double>(runs.size());
+      for (const Judged* run : runs)
+        mean += (nats ? run->at[i].loss : run->at[i].bits_per_byte).value_or(NAN) / static_cast<double>(runs.size());
       losses[i].emplace_back(mean);
-      row.push_back(over([&](const Judged& j) { return j.at[i].loss; }, 4));
-      row.push_back(over([&](const Judged& j) { return std::exp(j.at[i].loss); }, 2));
+      if (nats) row.push_back(over([&](const Judged& j) { return *j.at[i].loss; }, 4));
+      if (nats) row.push_back(over([&](const Judged& j) { return std::exp(*j.at[i].loss); }, 2));
       if (bytes) row.push_back(over([&](const Judged& j) { return *j.at[i].bits_per_byte; }, 4));
     }
     for (size_t i = 0; i < (base.empty() ? 0 : first.at.size()); ++i) {
@@ -253,7 +261,7 @@ Table lm_table(const std::vector<Judged>& all, const std::string& base) {
     row.push_back(over([](const Judged& j) { return j.tokens_per_second / 1e3; }, 1));
     table.row(std::move(row));
   }
-  const size_t of_context = bytes ? 3 : 2, before = one_rate ? 4 : 5;
+  const size_t of_context = (nats ? 2 : 0) + (bytes ? 1 : 0), before = one_rate ? 4 : 5;
   for (size_t i = 0; i < losses.size(); ++i) {
     for (size_t c = 0; c < of_context; ++c)
       table.mark_best(before + i * of_context + c, losses[i], Table::Best::kLowest);
@@ -265,36 +273,75 @@ Table lm_table(const std::vector<Judged>& all, const std::string& base) {
   return table;
 }
 
-// Bits per byte, or the loss where the text's bytes are not known, over the context: a line for each model and learning
-// rate, with a band over its seeds. Whole documents (context 0) have no place on the axis.
-Plot lm_contexts(const std::vector<Judged>& all) {
+using ModelRate = std::pair<std::string, double>;  // a model and its learning rate
+
+// Bits per byte, or the loss where the text's bytes are not known, over the context: a line for each of `groups`, with
+// a band over its seeds. Whole documents (context 0) have no place on the axis.
+Plot lm_contexts(const std::vector<Judged>& all, const std::vector<ModelRate>& groups) {
   Plot plot;
   plot.x_label = "context (tokens)";
   plot.log_x = true;
-  const bool one_rate = std::ranges::all_of(all, [&](const Judged& j) { return j.lr == all.front().lr; });
-  const bool bytes = std::ranges::all_of(all, [](const Judged& j) {
-    return std::ranges::all_of(j.at, [](const Judged::At& a) { return a.bits_per_byte.has_value(); });
-  });
+  plot.crop_outliers = true;
+  const bool bytes = all_have(all, &Judged::At::bits_per_byte);
   plot.y_label = bytes ? "bits per byte" : "loss (nats per token)";
-  std::vector<std::pair<std::string, double>> done;
-  std::map<std::string, int> of_model;
-  for (const Judged& first : all) {
-    const std::pair<std::string, double> group(first.name, first.lr);
-    if (std::ranges::find(done, group) != done.end()) continue;
-    done.push_back(group);
+  std::map<std::string, size_t> of_model;
+  for (const auto& [name, lr] : groups) {
     std::vector<std::vector<PlotPoint>> seeds;
     for (const Judged& j : all) {
-      if (j.name != first.name || j.lr != first.lr) continue;
+      if (j.name != name || j.lr != lr) continue;
       std::vector<PlotPoint>& points = seeds.emplace_back();
       for (const Judged::At& a : j.at) {
-        const double y = bytes ? *a.bits_per_byte : a.loss;
+        const double y = (bytes ? a.bits_per_byte : a.loss).value_or(NAN);
         if (a.context > 0) points.push_back({static_cast<double>(a.context), y, y, y});
       }
     }
-    plot.lines.push_back({one_rate ? first.name : fmt::format("{}, lr {:g}", first.name, first.lr),
-                          color_of(first.name), 1 + of_model[first.name]++, true, mean_of(seeds)});
+    const bool one_rate =
+        std::ranges::all_of(groups, [&](const ModelRate& other) { return other.first != name || other.second == lr; });
+    const LineLook look = look_of(name, of_model[name]++);
+    plot.lines.push_back(
+        {one_rate ? name : fmt::format("{}, lr {:g}", name, lr), look.color, look.dash, true, mean_of(seeds)});
   }
   return plot;
+}
+
+// More lines than a reader can tell apart are three pictures: rules and layers; hybrids and ablations, each with the
+// rules that they are made of. Their names are those of the files.
+constexpr size_t kMostLines = 12;
+constexpr const char* kContextPictures[] = {"contexts", "contexts-hybrids", "contexts-ablations"};
+
+std::vector<Plot> lm_plots(const std::vector<Judged>& all) {
+  std::vector<ModelRate> groups;
+  for (const Judged& j : all) {
+    if (std::ranges::find(groups, ModelRate(j.name, j.lr)) == groups.end()) groups.emplace_back(j.name, j.lr);
+  }
+  const auto is_ablation = [](const std::string& name) { return !is_hybrid(name) && family_of(name) != name; };
+  const auto is_plain = [&](const std::string& name) { return !is_hybrid(name) && !is_ablation(name); };
+  const auto with_bases = [&](const auto& belongs, const auto& base_of) {
+    std::set<std::string> bases;
+    for (const ModelRate& group : groups) {
+      if (belongs(group.first)) bases.insert(base_of(group.first));
+    }
+    std::vector<ModelRate> found;
+    for (const ModelRate& group : groups) {
+      if (belongs(group.first) || bases.contains(group.first)) found.push_back(group);
+    }
+    return bases.empty() ? std::vector<ModelRate>() : found;
+  };
+  std::vector<std::vector<ModelRate>> parts{groups};
+  if (groups.size() > kMostLines) {
+    const auto same = [](const std::string& name) { return name; };
+    const auto first_part = [](const std::string& name) { return name.substr(0, name.find('+')); };
+    parts = {with_bases(is_plain, same), with_bases(is_hybrid, first_part), with_bases(is_ablation, family_of)};
+  }
+  std::vector<Plot> plots;
+  constexpr const char* kTitles[] = {"rules and layers", "hybrids", "ablations and negative eigenvalues"};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].empty()) continue;
+    plots.push_back(lm_contexts(all, parts[i]));
+    plots.back().name = kContextPictures[i];
+    if (parts.size() > 1) plots.back().title = kTitles[i];
+  }
+  return plots;
 }
 
 double parse_rate(const std::string& text) {
@@ -320,8 +367,8 @@ class SweepLm : public Command {
            "of --contexts tokens that start from nothing. OUT/table.md, results.json, contexts.svg and contexts.png "
            "are made of what is finished: "
            "loss, perplexity, bits per byte, parameters, what a sequence's state takes in float32, the training loss "
-           "of the last records, and the median of tokens a second. --parameters makes the models one size by the "
-           "width of their MLPs.\n\n"
+           "of the last records, and the median of tokens a second. Of more than 12 models hybrids and ablations have "
+           "pictures of their own. --parameters makes the models one size by the width of their MLPs.\n\n"
            "Examples:\n  fastweight sweep lm --small --text my.txt --out small\n"
            "  fastweight sweep lm --models gated_deltanet,kda,ssd,gated_deltanet2+window,attention --seeds 1,2,3 "
            "--text "
@@ -554,7 +601,7 @@ void SweepLm::report(const std::vector<LmCell>& cells) const {
     std::string script = plot_script(plot);
     if (script.empty()) continue;
     const PictureResult picture =
-        draw_picture("picture over contexts", out_ + "/contexts", 1080, 540, [&] { return script; });
+        draw_picture("picture over contexts", out_ + "/" + plot.name, 1080, 540, [&] { return script; });
     for (const std::string& file : picture.files) say("{}\n", file);
     if (!picture.note.empty()) say("note: {}\n", picture.note);
   }
@@ -597,8 +644,12 @@ int SweepLm::run(Options& options) {
     }
   }
   if (file_exists(out_)) {
-    for (const char* name : {"results.json", "table.md", "contexts.svg", "contexts.png"})
+    for (const char* name : {"results.json", "table.md"})
       check_output(options, "--out", fmt::format("{}/{}", out_, name));
+    for (const char* name : kContextPictures) {
+      for (const char* ending : {".svg", ".png"})
+        check_output(options, "--out", fmt::format("{}/{}{}", out_, name, ending));
+    }
   }
   NewFolders made;
   made.make(out_ + "/runs");
@@ -643,16 +694,15 @@ PageSection lm_section(const std::string& title, const json& results) {
     for (const json& one : results.at("runs")) all.push_back(judged_from_json(one));
     const auto base = results.value("base", std::string());
     section.table = lm_table(all, base);
-    if (std::ranges::any_of(all, [](const Judged& j) { return j.at.size() > 1; }))
-      section.plots.push_back(lm_contexts(all));
+    if (std::ranges::any_of(all, [](const Judged& j) { return j.at.size() > 1; })) section.plots = lm_plots(all);
     section.text = fmt::format(
         "Language models trained on {} ({} steps of {} tokens), judged on {} in windows that start from nothing. Mean "
-        "and standard deviation over seeds.",
+        "and standard deviation over seeds, which is also the band of a picture.",
         fmt::join(results.at("text").get<StringList>(), ", "), results.at("steps").get<int64_t>(),
         results.at("tokens_a_step").get<int64_t>(), results.at("valid").get<std::string>());
     if (!base.empty()) {
       section.text += fmt::format(" 'from {}': difference in {} to that model, paired by seed.", base,
-                                  know_their_bytes(all) ? "bits per byte" : "loss");
+                                  all_have(all, &Judged::At::bits_per_byte) ? "bits per byte" : "loss");
     }
     std::set<int64_t> records;
     for (const Judged& j : all) {
@@ -667,7 +717,8 @@ PageSection lm_section(const std::string& title, const json& results) {
     if (const std::string provenance = provenance_text(provenances); !provenance.empty())
       section.text += " " + provenance;
   } catch (const json::exception& error) {
-    fail_usage("results.json: not what 'fastweight sweep lm' writes: {}", error.what());
+    fail_usage("{}results.json: not what 'fastweight sweep lm' writes: {}", title.empty() ? "" : title + "/",
+               error.what());
   }
   return section;
 }

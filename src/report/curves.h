@@ -22,8 +22,9 @@ std::string loss_curve_script(const std::vector<MetricPoint>& points, const std:
 struct RunCurve {
   std::string label;
   std::vector<MetricPoint> points;
-  std::string rule = {};   // its colour is the same in every picture; "": not known
-  std::string group = {};  // runs of one that is not "" are one curve, the mean with a band from lowest to highest
+  std::string rule = {};  // its colour is the same in every picture; "": not known
+  // Runs of a group are one curve, mean ± standard deviation; "": a run alone.
+  std::string group = {};
   std::vector<std::pair<std::string, std::string>> facts = {};  // its settings by name; columns where runs differ
 };
 std::string fact_of(const RunCurve& run, const std::string& name);  // "-": it has none
@@ -42,12 +43,14 @@ enum class CurveOver { kStep, kTokens, kEpoch };
 // Error(kUsage) for others.
 CurveValue parse_curve_value(const std::string& name);
 CurveOver parse_curve_over(const std::string& name);
+const char* name_of(CurveValue value);
 
-// One colour a rule, or a run where all are of one; its label at its end, a label on each axis; with kLoss the held-out
-// curve of a run is dashed. Runs without such a value are left out; Error(kUsage) when none has any.
 // A row for each run: what it differs in, steps, tokens, the last loss, the best held-out loss and where it was, median
 // speed and time of the steps. The best values are marked.
 Table run_table(const std::vector<RunCurve>& runs);
+// One colour a rule; several curves of one rule alone have colours of their own. A label stands at the end of each.
+// With kLoss the held-out curve of a run is dashed. Runs without such a value are left out. Error(kUsage) when none has
+// any.
 PictureResult write_run_curves(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over,
                                const std::string& title, const std::string& base, const CurveLook& look = {});
 std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over,

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <set>
+#include <string_view>
 
 #include "base/printable.h"
 
@@ -40,6 +43,8 @@ std::string figure(const std::string& script, const std::string& title, size_t& 
   return figure(svg_element(file), title, note);
 }
 
+bool is_alphanumeric(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
+
 // A picture of gnuplot's that has the names that all have.
 std::string own_names(std::string svg, size_t& number) {
   const std::string name = fmt::format("figure{}_", number++);
@@ -75,6 +80,27 @@ std::string html_page(const std::string& title, const std::vector<PageSection>& 
     page += "</section>\n";
   }
   return page + "</body>\n</html>\n";
+}
+
+std::vector<SectionPicture> section_pictures(const std::vector<PageSection>& sections) {
+  std::vector<SectionPicture> pictures;
+  std::set<std::string> names;
+  const auto add = [&](std::string name, std::string script) {
+    if (script.empty()) return;
+    std::ranges::replace_if(
+        name, [](char c) { return std::string_view("_.+").find(c) == std::string_view::npos && !is_alphanumeric(c); },
+        '-');
+    std::string unique = name;
+    for (int number = 2; !names.insert(unique).second; ++number) unique = fmt::format("{}-{}", name, number);
+    pictures.push_back({std::move(unique), std::move(script)});
+  };
+  for (const PageSection& s : sections) {
+    if (!s.curves.empty())
+      add(fmt::format("{}-{}", s.title, name_of(s.value)),
+          run_curves_script(s.curves, s.value, CurveOver::kStep, s.title));
+    for (const Plot& plot : s.plots) add(fmt::format("{}-{}", s.title, plot.name), plot_script(plot));
+  }
+  return pictures;
 }
 
 std::string markdown_page(const std::string& title, const std::vector<PageSection>& sections) {

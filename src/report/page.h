@@ -27,4 +27,11 @@ struct PageSection {
 std::string html_page(const std::string& title, const std::vector<PageSection>& sections);
 std::string markdown_page(const std::string& title, const std::vector<PageSection>& sections);
 
+// The pictures of the sections as files of their own. `name` is made of the section's title and of what is drawn
+// ("mqar-accuracy"), without a folder and an ending. Files of analyses are left out.
+struct SectionPicture {
+  std::string name, script;
+};
+std::vector<SectionPicture> section_pictures(const std::vector<PageSection>& sections);
+
 }  // namespace fw

@@ -122,6 +122,7 @@ bool is_loss(CurveValue value) {
 }  // namespace
 
 CurveValue parse_curve_value(const std::string& name) { return parse<CurveValue>(kValues, "--value", name); }
+const char* name_of(CurveValue value) { return kValues[static_cast<size_t>(value)].name; }
 CurveOver parse_curve_over(const std::string& name) { return parse<CurveOver>(kOvers, "--over", name); }
 
 std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue value, CurveOver over,
@@ -137,16 +138,15 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
   plot.log_y = look.log_y;
   plot.crop = look.crop && is_loss(value);
   const std::vector<std::vector<const RunCurve*>> groups = groups_of_runs(runs);
-  // Of one rule alone a colour says which run it is.
-  const bool by_rule = std::any_of(runs.begin(), runs.end(), [&](const RunCurve& run) {
-    return !run.rule.empty() && !runs.front().rule.empty() && run.rule != runs.front().rule;
-  });
-  constexpr int kDashes[] = {1, 4, 5, 3};
+  // Of several curves of one rule a colour says which run it is.
+  const bool by_rule = groups.size() == 1 || std::any_of(runs.begin(), runs.end(), [&](const RunCurve& run) {
+                         return !run.rule.empty() && !runs.front().rule.empty() && run.rule != runs.front().rule;
+                       });
   std::map<std::string, size_t> of_rule;
   for (size_t i = 0; i < groups.size(); ++i) {
     const RunCurve& first = *groups[i].front();
-    const size_t same = by_rule && !first.rule.empty() ? of_rule[first.rule]++ : 0;
-    const std::string color = by_rule && !first.rule.empty() ? color_of(first.rule) : color_of(i);
+    const LineLook line_look =
+        by_rule && !first.rule.empty() ? look_of(first.rule, of_rule[first.rule]++) : LineLook{color_of(i), 1};
     const auto add = [&](Number number, int dash, bool markers, const std::string& label, bool shows_label) {
       if (number == nullptr) return;
       std::vector<std::vector<PlotPoint>> lines;
@@ -156,13 +156,14 @@ std::string run_curves_script(const std::vector<RunCurve>& runs, CurveValue valu
       }
       if (lines.empty()) return;
       plot.lines.push_back(
-          {label, color, dash, markers, lines.size() == 1 ? lines.front() : mean_of(lines), shows_label});
+          {label, line_look.color, dash, markers, lines.size() == 1 ? lines.front() : mean_of(lines), shows_label});
     };
     const std::string name = name_of_group(groups[i]),
                       seeds = groups[i].size() > 1 ? fmt::format(" ({} seeds)", groups[i].size()) : "";
-    add(what.first, kDashes[same % std::size(kDashes)], what.seldom, name + seeds, true);
+    add(what.first, line_look.dash, what.seldom, name + seeds, true);
     add(what.second, 2, true, name + seeds + ", held out", what.first == nullptr || !has_points(first, axis, what));
   }
+  if (value == CurveValue::kAccuracy) limit_bands(plot, 0, 100);
   return plot_script(plot);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/printable.h"
@@ -134,6 +135,59 @@ std::string markdown_text(const std::string& text) {
     out += line[i];
   }
   return out;
+}
+
+namespace {
+
+// The cells of a line, without their marks. Without the bars at both ends there are none.
+std::vector<std::string> markdown_cells(const std::string& line) {
+  std::vector<std::string> cells;
+  std::string cell;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '\\' && i + 1 < line.size()) {
+      cell += line[++i];
+    } else if (line[i] == '|') {
+      const size_t begin = cell.find_first_not_of(' '), end = cell.find_last_not_of(' ');
+      cells.push_back(begin == std::string::npos ? "" : cell.substr(begin, end - begin + 1));
+      cell.clear();
+    } else if (line[i] != '*') {
+      cell += line[i];
+    }
+  }
+  const bool between_bars = cells.size() > 1 && cells.front().empty() && cell.empty();
+  if (!between_bars) return {};
+  cells.erase(cells.begin());
+  return cells;
+}
+
+}  // namespace
+
+std::string plain_text(const std::string& markdown) {
+  std::string out;
+  for (size_t i = 0; i < markdown.size(); ++i) {
+    if (markdown[i] == '\\' && i + 1 < markdown.size()) ++i;
+    out += markdown[i];
+  }
+  return out;
+}
+
+Table table_from_markdown(const std::string& lines) {
+  std::istringstream in(lines);
+  std::string headings, rule, line;
+  std::getline(in, headings);
+  std::getline(in, rule);
+  const std::vector<std::string> names = markdown_cells(headings), aligns = markdown_cells(rule);
+  if (names.empty() || names.size() != aligns.size())
+    fail_usage("expected a Markdown table, got '{}'", printable(headings));
+  Table table;
+  for (size_t c = 0; c < names.size(); ++c)
+    table.column(names[c], aligns[c].ends_with(':') ? Table::Align::kRight : Table::Align::kLeft);
+  while (std::getline(in, line)) {
+    std::vector<std::string> cells = markdown_cells(line);
+    if (cells.size() != names.size()) fail_usage("expected a row of {} cells, got '{}'", names.size(), printable(line));
+    table.row(std::move(cells));
+  }
+  return table;
 }
 
 std::string Table::html() const {

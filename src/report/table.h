@@ -42,6 +42,10 @@ class Table {
 // (printable()).
 std::string html_text(const std::string& text);
 std::string markdown_text(const std::string& text);
+// The text of which markdown_text() made this.
+std::string plain_text(const std::string& markdown);
+// The table of which Table::markdown() made these lines; Error(kUsage) for other lines.
+Table table_from_markdown(const std::string& lines);
 
 // Code points of UTF-8 text.
 size_t display_width(std::string_view text);

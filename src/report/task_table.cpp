@@ -71,8 +71,10 @@ std::vector<double> accuracies(const Group& group, const Setting& setting) {
   return values;
 }
 
+// The rate where the rule has several.
 std::string group_label(const Group& group, const std::vector<Group>& groups) {
-  const bool one_rate = std::ranges::all_of(groups, [&](const Group& g) { return g.lr == groups.front().lr; });
+  const bool one_rate =
+      std::ranges::all_of(groups, [&](const Group& g) { return g.rule != group.rule || g.lr == group.lr; });
   return one_rate ? group.rule : fmt::format("{}, lr {:g}", group.rule, group.lr);
 }
 
@@ -192,6 +194,7 @@ std::vector<RunCurve> task_curves(const std::vector<TaskResult>& results) {
 
 Plot task_lengths(const std::vector<TaskResult>& results) {
   Plot plot;
+  plot.name = "lengths";
   plot.x_label = "length (tokens)";
   plot.y_label = "accuracy (per cent)";
   plot.log_x = true;
@@ -202,17 +205,17 @@ Plot task_lengths(const std::vector<TaskResult>& results) {
   plot.title = one.task;
   if (one.recipe.segments.empty()) plot.mark_x = static_cast<double>(one.recipe.length);
   const std::vector<Group> groups = groups_of(results);
-  std::map<std::string, int> of_rule;
+  std::map<std::string, size_t> of_rule;
   for (const Group& group : groups) {
-    PlotLine line{group_label(group, groups), color_of(group.rule), 1 + of_rule[group.rule]++, true, {}};
+    const LineLook look = look_of(group.rule, of_rule[group.rule]++);
+    PlotLine line{group_label(group, groups), look.color, look.dash, true, {}};
     for (const auto& [length, pairs] : pairs_at) {
       const std::vector<double> values = accuracies(group, {length, pairs});
-      if (values.empty()) continue;
-      const auto [low, high] = std::ranges::minmax_element(values);
-      line.points.push_back({static_cast<double>(length), mean_value(values), *low, *high});
+      if (!values.empty()) line.points.push_back(mean_point(static_cast<double>(length), values));
     }
     plot.lines.push_back(std::move(line));
   }
+  limit_bands(plot, 0, 100);
   return plot;
 }
 

@@ -14,6 +14,7 @@
 namespace fw::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using Args = std::vector<std::string>;
@@ -103,6 +104,8 @@ TEST_F(ReportPage, RunsShowWhatTheyDifferInAndAnalysesTheirPictures) {
   EXPECT_THAT(markdown, HasSubstr("### run-a, step 6"));
   EXPECT_THAT(markdown, HasSubstr("**"));
   EXPECT_THAT(page, HasSubstr("Analysis of "));
+  EXPECT_THAT(markdown, HasSubstr("| quantity | mean | lowest head | highest head |\n"));
+  EXPECT_THAT(markdown, HasSubstr("| erase_gate | "));
   EXPECT_GE(times(page, "<svg"), 4u);
   for (const char* outside : {"src=", "<script", "<link"}) EXPECT_THAT(page, Not(HasSubstr(outside))) << outside;
 }
@@ -154,13 +157,77 @@ TEST_F(ReportPage, RefusesOtherFolders) {
   const Outcome outcome = run({"report", path("empty"), "--out", path("no")});
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err,
-              HasSubstr("has no results.json (a sweep), eval.json (an evaluation), analysis.json (an analysis) or "
-                        "metrics.jsonl (a run)"));
+              HasSubstr("has no results.json (a sweep), eval.json (an evaluation), analysis.json (an analysis), "
+                        "comparison.md (several analyses) or metrics.jsonl (a run)"));
   std::filesystem::create_directories(path("bad"));
   spill(path("bad/eval.json"), "{\"model\": 3}");
   EXPECT_THAT(run({"report", path("bad"), "--out", path("no")}).err,
               HasSubstr("not what 'fastweight eval --out' writes"));
   EXPECT_FALSE(std::filesystem::exists(path("no.html")));
+}
+
+TEST_F(ReportPage, FindsTheResultsInAFolder) {
+  namespace fs = std::filesystem;
+  for (const char* folder : {"all/b/deep", "all/a", "all/runs", "all/.hidden", "all/empty"})
+    fs::create_directories(path(folder));
+  for (const char* folder : {"all/b/deep", "all/.hidden"})
+    fs::copy_file(path("sweep/results.json"), path(folder) + "/results.json");
+  fs::copy_file(path("words/eval.json"), path("all/a/eval.json"));
+  fs::copy(path("run-a"), path("all/runs/one"), fs::copy_options::recursive);
+  fs::create_directory_symlink("..", path("all/a-link"));
+  ASSERT_EQ(run({"report", path("all"), "--out", path("found")}).code, 0);
+  const std::string markdown = slurp(path("found") + ".md");
+  const size_t first = markdown.find("## a\n"), second = markdown.find("## b/deep\n");
+  ASSERT_NE(second, std::string::npos) << markdown;
+  EXPECT_LT(first, second);
+  EXPECT_EQ(times(markdown, "\n## "), 3u);  // and the runs
+  EXPECT_THAT(markdown, HasSubstr("| runs/one | "));
+  // Of several folders each title has its folder's name.
+  ASSERT_EQ(run({"report", path("all/b"), path("words"), "--out", path("found")}).code, 0);
+  EXPECT_THAT(slurp(path("found") + ".md"), AllOf(HasSubstr("## b/deep\n"), HasSubstr("## words\n")));
+}
+
+TEST_F(ReportPage, ReadsAComparisonOfAnalyses) {
+  const Outcome analyzed = run({"analyze", path("run-a"), path("run <b>"), "--out", path("compared")});
+  ASSERT_EQ(analyzed.code, 0) << analyzed.err;
+  ASSERT_EQ(run({"report", path("compared"), "--out", path("comparison-page")}).code, 0);
+  const std::string markdown = slurp(path("comparison-page") + ".md"), written = slurp(path("compared/comparison.md"));
+  EXPECT_THAT(markdown, HasSubstr(written));
+  EXPECT_THAT(markdown, HasSubstr("## compared\n"));
+  EXPECT_EQ(times(markdown, "\n## "), 1u);
+  const bool drawn = analyzed.out.find("gnuplot") == std::string::npos;
+  EXPECT_GE(times(slurp(path("comparison-page.html")), "<svg"), drawn ? 2u : 0u);
+  spill(path("compared/comparison.md"), "words\n\nno table\n");
+  EXPECT_THAT(run({"report", path("compared"), "--out", path("no")}).err,
+              HasSubstr("not what 'fastweight analyze' writes"));
+}
+
+TEST_F(ReportPage, DrawsItsPicturesIntoAFolder) {
+  const Outcome outcome =
+      run({"report", path("sweep"), path("run-a"), "--out", path("drawn"), "--pictures", path("new/pictures")});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  if (outcome.out.find("gnuplot") != std::string::npos) GTEST_SKIP() << "gnuplot is not installed";
+  for (const char* name : {"sweep-accuracy", "sweep-lengths", "Training-runs-loss"}) {
+    const std::string file = path("new/pictures/") + name + ".svg";
+    EXPECT_THAT(outcome.out, HasSubstr(file + "\n"));
+    EXPECT_THAT(slurp(file), HasSubstr("<svg"));
+  }
+}
+
+TEST_F(ReportPage, ReadsTheResultsOfTheRepository) {
+  const std::string results = FW_SOURCE_DIR "/docs/results";
+  const Outcome outcome = run({"report", results, "--out", path("results")});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const std::string markdown = slurp(path("results") + ".md");
+  size_t folders = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(results)) {
+    if (entry.path().filename() != "results.json") continue;
+    ++folders;
+    const std::string title = entry.path().parent_path().lexically_relative(results).string();
+    EXPECT_THAT(markdown, HasSubstr("\n## " + title + "\n"));
+  }
+  EXPECT_EQ(times(markdown, "\n## "), folders);
+  EXPECT_GE(folders, 20u);
 }
 
 }  // namespace

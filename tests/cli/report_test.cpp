@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "cli/program.h"
@@ -12,6 +15,7 @@
 #include "report/process.h"
 #include "report/progress.h"
 #include "report/table.h"
+#include "rule/rule.h"
 
 namespace fw::test {
 namespace {
@@ -143,9 +147,59 @@ TEST(Curves, ARuleHasOneColourWhateverElseIsInThePicture) {
   EXPECT_EQ(color_in(three, "a"), color_of("kda"));
   EXPECT_EQ(color_in(three, "b"), color_in(two, "b"));
   EXPECT_NE(color_of("kda"), color_of("mamba2"));
-  // Of one rule alone the runs have colours of their own.
+  // A curve alone has its rule's colour; several of one rule have colours of their own.
+  EXPECT_EQ(color_in(run_curves_script({kda}, CurveValue::kLoss, CurveOver::kStep, ""), "a"), color_of("kda"));
   const std::string same = run_curves_script({kda, other}, CurveValue::kLoss, CurveOver::kStep, "");
   EXPECT_NE(color_in(same, "a"), color_in(same, "c"));
+}
+
+TEST(Looks, NamedRulesAndLayersDiffer) {
+  std::set<std::string> names;
+  for (const auto& list : {presets(), ablations()}) {
+    for (const Preset& rule : list) names.insert(std::string(rule.name));
+  }
+  for (const char* layer : {"ssd", "mamba", "longhorn_diag", "mesa", "rwkv7", "mamba3", "attention", "window"})
+    names.insert(layer);
+  const nlohmann::json results = nlohmann::json::parse(slurp(FW_SOURCE_DIR "/docs/results/lm-100m/results.json"));
+  for (const nlohmann::json& one : results.at("runs")) names.insert(one.at("model").get<std::string>());
+  for (const char* first : {"gated_deltanet", "gated_deltanet2", "kda", "ssd", "mamba3", "kaczmarz", "qdelta"})
+    names.insert(std::string(first) + "+window");
+  std::map<std::pair<std::string, int>, std::string> seen;
+  for (const std::string& name : names) {
+    const LineLook look = look_of(name);
+    const auto [other, is_new] = seen.insert({{look.color, look.dash}, name});
+    EXPECT_TRUE(is_new) << name << " looks like " << other->second;
+    EXPECT_NE(look.dash, 2) << name << ": dashes of the held-out curve";
+  }
+  EXPECT_GE(seen.size(), 55u);
+}
+
+TEST(Looks, VariantsHaveTheHueOfTheirRule) {
+  EXPECT_EQ(look_of("gated_deltanet2 + window"), look_of("gated_deltanet2+window"));
+  EXPECT_EQ(look_of(" kda "), look_of("kda"));
+  for (const char* variant : {"kda_neg", "qdelta_no_decay", "gated_deltanet2_b_only"}) {
+    const std::string rule = family_of(variant);
+    EXPECT_EQ(color_of(variant), color_of(rule));
+    EXPECT_NE(look_of(variant), look_of(rule));
+  }
+  EXPECT_EQ(family_of("precond_norm_key"), "precond_gated_deltanet");
+  EXPECT_EQ(family_of("my_neg"), "my_neg");
+  EXPECT_NE(look_of("kaczmarz q_norm=raw"), look_of("kaczmarz"));
+  EXPECT_EQ(look_of("kda", 1).color, color_of("kda"));
+  EXPECT_NE(look_of("kda", 1), look_of("kda"));
+}
+
+TEST(Plots, ALineOutsideOfTheCroppedAxisSaysHowFarItGoes) {
+  Plot plot;
+  plot.crop_outliers = true;
+  for (const double y : {1.0, 1.1, 1.2, 1.3})
+    plot.lines.push_back({"near", "#000000", 1, false, {{0, y, y, y}, {1, y, y, y}}});
+  plot.lines.push_back({"far", "#000000", 1, false, {{0, 1.2, 1.1, 1.3}, {1, 9, 8, 10}}});
+  const std::string script = plot_script(plot);
+  EXPECT_THAT(script, HasSubstr("\"far (up to 9)\""));
+  EXPECT_THAT(script, HasSubstr("\"near\""));
+  EXPECT_THAT(script, HasSubstr("set yrange [0.988:1.312]"));
+  EXPECT_THAT(script, HasSubstr("0 1.2 1.1 1.3\n1 9 NaN NaN\n"));  // no band outside
 }
 
 TEST(Curves, RunsOfAGroupAreTheirMeanAndABand) {
@@ -156,7 +210,8 @@ TEST(Curves, RunsOfAGroupAreTheirMeanAndABand) {
   };
   const std::string script =
       run_curves_script({run(3), run(4)}, CurveValue::kTrainingLoss, CurveOver::kStep, "", {false, true, false});
-  EXPECT_THAT(script, HasSubstr("10 3.5 3 4\n20 2.5 2 3\n"));
+  EXPECT_THAT(script, HasSubstr("10 3.5 2.79"));  // of 3 and 4 the standard deviation is 0.707
+  EXPECT_THAT(script, HasSubstr("(band: mean ± standard deviation)"));
   EXPECT_THAT(script, HasSubstr("filledcurves"));
   EXPECT_THAT(script, HasSubstr("\"kda (2 seeds)\""));
   EXPECT_THAT(script, HasSubstr("set logscale y\n"));
@@ -196,6 +251,19 @@ TEST(Table, TheBestValuesAreBold) {
   EXPECT_THAT(table.markdown(), HasSubstr("| r | 2 |\n| r | **1** |\n"));
   EXPECT_THAT(table.html(), HasSubstr("<strong>1</strong>"));
   EXPECT_THAT(table.text(), Not(HasSubstr("*")));
+}
+
+TEST(Table, ComesBackFromMarkdown) {
+  Table table;
+  table.column("a run", Table::Align::kLeft);
+  table.column("x_|y");
+  table.row({"<b> *c* \\", ""});
+  table.row({"-", "1.5 (0.1)"});
+  const std::string markdown = table.markdown();
+  EXPECT_EQ(table_from_markdown(markdown).markdown(), markdown);
+  EXPECT_EQ(plain_text(markdown_text("<b> *c* | \\")), "<b> *c* | \\");
+  for (const char* other : {"", "words", "| a |\n", "| a |\n|---|\n| b | c |\n", "| a |\n|---|\nwords\n"})
+    EXPECT_THROW(table_from_markdown(other), Error) << other;
 }
 
 TEST(Curves, TheTableHasTheSettingsInWhichRunsDiffer) {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace fw {
 namespace {
 
@@ -65,8 +67,9 @@ TEST(TaskTable, AccuracyOverTheLengthsIsAMeanWithABand) {
   const PlotPoint& last = plot.lines[0].points[1];
   EXPECT_EQ(last.x, 2048);
   EXPECT_NEAR(last.y, 60, 1e-9);
-  EXPECT_NEAR(last.low, 50, 1e-9);
-  EXPECT_NEAR(last.high, 70, 1e-9);
+  EXPECT_NEAR(last.low, 60 - std::sqrt(200), 1e-9);
+  EXPECT_NEAR(last.high, 60 + std::sqrt(200), 1e-9);
+  EXPECT_EQ(plot.lines[0].points[0].high, 100);  // 95 ± 7.07
   EXPECT_EQ(plot.mark_x, 256);
 }
 
