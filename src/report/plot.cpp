@@ -114,10 +114,10 @@ double quantile_of(const std::vector<double>& sorted, double p) {
   return sorted[static_cast<size_t>(std::lround(p * static_cast<double>(sorted.size() - 1)))];
 }
 
-// Leaves out what is far above or below the middle half of the values.
-PlotRange without_outliers(std::vector<double> values) {
-  std::ranges::sort(values);
-  const double low = quantile_of(values, 0.25), high = quantile_of(values, 0.75), reach = 3 * (high - low);
+// The range of `values` without those far above or below the middle half of `means`.
+PlotRange without_outliers(const std::vector<double>& values, std::vector<double> means) {
+  std::ranges::sort(means);
+  const double low = quantile_of(means, 0.25), high = quantile_of(means, 0.75), reach = 3 * (high - low);
   PlotRange range;
   for (const double y : values) {
     if (y >= low - reach && y <= high + reach) range.add(y);
@@ -128,11 +128,12 @@ PlotRange without_outliers(std::vector<double> values) {
 // Where the lines are, with a margin.
 PlotRange y_range(const Plot& plot, double last_x, double first_x) {
   PlotRange all, later;
-  std::vector<double> values;
+  std::vector<double> values, means;
   const double begin = plot.log_x ? first_x : first_x + (last_x - first_x) / 10;
   for (const PlotLine& line : plot.lines) {
     for (const PlotPoint& p : line.points) {
       if (!is_drawn(plot, p)) continue;
+      means.push_back(p.y);
       for (const double y : {p.y, p.low, p.high}) {
         if (!std::isfinite(y) || (plot.log_y && y <= 0)) continue;
         all.add(y);
@@ -141,7 +142,7 @@ PlotRange y_range(const Plot& plot, double last_x, double first_x) {
       }
     }
   }
-  if (plot.crop_outliers && !values.empty()) all = without_outliers(std::move(values));
+  if (plot.crop_outliers && !means.empty()) all = without_outliers(values, std::move(means));
   if (plot.crop && later.low < later.high) all.high = std::min(all.high, later.high);
   if (!(all.low < all.high)) {
     const double around = all.low == 0 ? 1 : std::abs(all.low) / 10;
@@ -335,8 +336,13 @@ std::string plot_script(const Plot& plot) {
     if (last == nullptr) continue;
     // A line that leaves the picture says how far it goes.
     std::string label = line.label;
-    if (plot.crop_outliers && drawn.high > y.high) label += fmt::format(" (up to {:.3g})", drawn.high);
-    if (plot.crop_outliers && drawn.low < y.low) label += fmt::format(" (down to {:.3g})", drawn.low);
+    if (plot.crop_outliers && (drawn.low > y.high || drawn.high < y.low)) {
+      label += fmt::format(" ({:.3g} to {:.3g})", drawn.low, drawn.high);
+    } else if (plot.crop_outliers && drawn.high > y.high) {
+      label += fmt::format(" (up to {:.3g})", drawn.high);
+    } else if (plot.crop_outliers && drawn.low < y.low) {
+      label += fmt::format(" (down to {:.3g})", drawn.low);
+    }
     blocks += fmt::format("$line{} << END_OF_DATA\n{}END_OF_DATA\n", i, data);
     if (has_band) {
       bands += fmt::format(

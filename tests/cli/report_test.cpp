@@ -195,8 +195,10 @@ TEST(Plots, ALineOutsideOfTheCroppedAxisSaysHowFarItGoes) {
   for (const double y : {1.0, 1.1, 1.2, 1.3})
     plot.lines.push_back({"near", "#000000", 1, false, {{0, y, y, y}, {1, y, y, y}}});
   plot.lines.push_back({"far", "#000000", 1, false, {{0, 1.2, 1.1, 1.3}, {1, 9, 8, 10}}});
+  plot.lines.push_back({"farther", "#000000", 1, false, {{0, 7, 7, 7}, {1, 8, 8, 8}}});
   const std::string script = plot_script(plot);
   EXPECT_THAT(script, HasSubstr("\"far (up to 9)\""));
+  EXPECT_THAT(script, HasSubstr("\"farther (7 to 8)\""));
   EXPECT_THAT(script, HasSubstr("\"near\""));
   EXPECT_THAT(script, HasSubstr("set yrange [0.988:1.312]"));
   EXPECT_THAT(script, HasSubstr("0 1.2 1.1 1.3\n1 9 NaN NaN\n"));  // no band outside
