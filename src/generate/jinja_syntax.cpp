@@ -497,10 +497,12 @@ class Parser {
       if (!found) return left;
     }
   }
-  Expr unary() {
+  // A sign binds more than a filter: -5|string is '-5'.
+  Expr unary() { return filters(signed_value()); }
+  Expr signed_value() {
     const Depth depth(*this);
-    if (take_sign("-")) return of(make(Expr::Kind::kNegative), unary());
-    return filters(postfix(primary()));
+    if (take_sign("-")) return of(make(Expr::Kind::kNegative), signed_value());
+    return postfix(primary());
   }
 
   Expr filters(Expr value) {

@@ -41,6 +41,7 @@ TEST(Jinja, Expressions) {
       {"{{ 'a' ~ 1 ~ none ~ true }} {{ 'A' 'B' }} {{ 'a' + \"\\n\\u00e9\" }}", "a1NoneTrue AB a\n\xc3\xa9"},
       {"{{ -3 // 2 }} {{ -7 % 3 }} {{ 7 % 3 * 2 + 1 }} {{ 7 / 2 }} {{ 1.0 }}", "-2 2 3 3.5 1.0"},
       {"{{ 'x' in 'xyz' and not 'q' in 'xyz' }} {{ 'role' in messages[0] }} {{ 3 not in [1, 2] }}", "True True True"},
+      {"{{ -5|string|length }} {{ -(2 + 3)|string }} {{ 1 - 5|string|length }} {{ 2 * -3|string|length }}", "2 -5 0 4"},
       {"{{ 'then' if on else 'else' }}{{ 'then' if not on }}", "then"},
       {"{{ nothing }}{{ nothing is defined }} {{ nothing|default('d') }} {{ tools is none }}", "False d True"},
       {"{{ nothing or 'b' }} {{ '' and 'c' }} {{ 1 < 2 }} {{ 'a' >= 'b' }}", "b  True False"},
