@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "generate/jinja_syntax.h"
 
 namespace fw {
@@ -21,6 +23,8 @@ namespace jinja {
 namespace {
 
 constexpr int64_t kMostSteps = 300'000;
+// Values and pieces of text that are copied, compared or searched: together they bound time and memory.
+constexpr size_t kMostWork = size_t{1} << 22, kPieceBytes = 128;
 constexpr size_t kMostText = size_t{16} << 20, kMostItems = 100'000;
 constexpr int kMostLevels = 400;  // of blocks, expressions and macros in one another
 constexpr std::string_view kBlank = " \t\n\r\f\v";
@@ -35,24 +39,31 @@ bool is_true(const Value& value) {
   return !value.empty();
 }
 
-bool equal(const Value& a, const Value& b) {
-  if (a.is_discarded() || b.is_discarded()) return a.is_discarded() && b.is_discarded();
-  return a == b;
-}
-
 std::string_view trimmed(std::string_view text, std::string_view what, bool left, bool right) {
   if (left) text.remove_prefix(std::min(text.find_first_not_of(what), text.size()));
   if (right) text = text.substr(0, text.find_last_not_of(what) + 1);
   return text;
 }
 
-std::string replaced(const std::string& text, const std::string& from, const std::string& to) {
-  if (from.empty()) return text;
-  std::string result;
-  size_t begin = 0;
-  for (size_t at; (at = text.find(from, begin)) != std::string::npos; begin = at + from.size())
-    result.append(text, begin, at - begin).append(to);
-  return result.append(text, begin);
+// As text.find(what, begin), in time linear in the text whatever `what` is.
+size_t find_text(std::string_view text, std::string_view what, size_t begin) {
+  if (begin > text.size()) return std::string_view::npos;
+  const void* found = ::memmem(text.data() + begin, text.size() - begin, what.data(), what.size());
+  return found == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
+// Values in it, and pieces of its text; more than `most` is not counted to the end.
+size_t size_of(const Value& value, size_t most) {
+  if (value.is_string()) return 1 + value.get_ref<const std::string&>().size() / kPieceBytes;
+  size_t size = 1;
+  if (value.is_object()) {
+    for (auto one = value.begin(); one != value.end() && size <= most; ++one)
+      size += 1 + one.key().size() / kPieceBytes + size_of(one.value(), most - std::min(size, most));
+  } else if (value.is_array()) {
+    for (auto one = value.begin(); one != value.end() && size <= most; ++one)
+      size += size_of(*one, most - std::min(size, most));
+  }
+  return size;
 }
 
 std::string in_case(std::string text, bool upper) {
@@ -80,12 +91,13 @@ struct Arguments {
   std::vector<std::pair<std::string, Value>> named;
 
   // By index or by name; undefined where it is not given.
-  Value get(size_t index, std::string_view name) const {
+  const Value& get(size_t index, std::string_view name) const {
     if (index < values.size()) return values[index];
     for (const auto& [key, value] : named) {
       if (key == name) return value;
     }
-    return undefined();
+    static const Value kUndefined = undefined();
+    return kUndefined;
   }
 };
 
@@ -107,17 +119,45 @@ class Renderer {
   [[noreturn]] void fail(int line, std::string_view what) const { fail_usage("{}, line {}: {}", where_, line, what); }
   void step(int line) {
     if (++steps_ > kMostSteps) fail(line, fmt::format("expected a template of at most {} steps, got more", kMostSteps));
+    stop_point("template", steps_, -1, "steps");
+  }
+  void work(int line, size_t size) {
+    work_ += std::min(size, kMostWork + 1);
+    if (work_ > kMostWork) {
+      fail(line,
+           fmt::format("expected a template that copies and compares at most {} values ({} bytes of text count as "
+                       "one), got more",
+                       kMostWork, kPieceBytes));
+    }
+  }
+  void work_text(int line, std::string_view text) { work(line, text.size() / kPieceBytes); }
+  const Value& charged(int line, const Value& value) {
+    work(line, size_of(value, kMostWork - work_));
+    return value;
+  }
+  Value copied(int line, const Value& value) { return charged(line, value); }
+
+  bool equal(int line, const Value& a, const Value& b) {
+    if (a.is_discarded() || b.is_discarded()) return a.is_discarded() && b.is_discarded();
+    if (a.is_string() && b.is_string() &&
+        a.get_ref<const std::string&>().size() != b.get_ref<const std::string&>().size())
+      return false;
+    return charged(line, a) == b;
   }
 
   void write(int line, std::string_view text) {
     if (out_.size() + text.size() > kMostText)
       fail(line, fmt::format("expected at most {} bytes of text, got {}", kMostText, out_.size() + text.size()));
+    work_text(line, text);
     out_ += text;
   }
 
-  std::string text_of(int line, const Value& value) const {
+  std::string text_of(int line, const Value& value) {
     if (value.is_discarded()) return "";
-    if (value.is_string()) return value.get<std::string>();
+    if (value.is_string()) {
+      work_text(line, value.get_ref<const std::string&>());
+      return value.get<std::string>();
+    }
     if (value.is_null()) return "None";
     if (value.is_boolean()) return value.get<bool>() ? "True" : "False";
     if (value.is_number_integer()) return fmt::format("{}", value.get<int64_t>());
@@ -161,11 +201,11 @@ class Renderer {
         write(one.line, one.text);
         return Flow::kOn;
       case Statement::Kind::kOutput:
-        write(one.line, text_of(one.line, value_of(one.exprs[0])));
+        output(one);
         return Flow::kOn;
       case Statement::Kind::kIf:
         for (size_t i = 0; i < one.bodies.size(); ++i) {
-          if (i >= one.exprs.size() || is_true(value_of(one.exprs[i]))) return body(one.bodies[i]);
+          if (i >= one.exprs.size() || is_met(one.exprs[i])) return body(one.bodies[i]);
         }
         return Flow::kOn;
       case Statement::Kind::kFor:
@@ -193,6 +233,15 @@ class Renderer {
     return Flow::kOn;
   }
 
+  void output(const Statement& one) {
+    Value space;
+    const Value& value = look(one.exprs[0], space);
+    if (value.is_string())
+      write(one.line, value.get_ref<const std::string&>());
+    else
+      write(one.line, text_of(one.line, value));
+  }
+
   void assign(int line, Frame& frame, const std::vector<std::string>& names, Value value) const {
     if (names.size() == 1) {
       frame[names[0]] = std::move(value);
@@ -201,7 +250,7 @@ class Renderer {
     if (!value.is_array() || value.size() != names.size())
       fail(line, fmt::format("expected a list of {} values for as many names, got {}", names.size(),
                              value.is_array() ? fmt::format("one of {}", value.size()) : "no list"));
-    for (size_t i = 0; i < names.size(); ++i) frame[names[i]] = value[i];
+    for (size_t i = 0; i < names.size(); ++i) frame[names[i]] = std::move(value[i]);
   }
 
   void set(const Statement& one) {
@@ -219,8 +268,9 @@ class Renderer {
     (*space)[one.text] = std::move(value);
   }
 
-  std::vector<Value> items_of(int line, const Value& value) const {
+  std::vector<Value> items_of(int line, const Value& value) {
     std::vector<Value> items;
+    charged(line, value);
     if (value.is_object()) {
       for (const auto& [key, unused] : value.items()) items.emplace_back(key);
     } else if (value.is_array()) {
@@ -232,12 +282,12 @@ class Renderer {
   }
 
   Flow loop(const Statement& one) {
-    std::vector<Value> items = items_of(one.line, value_of(one.exprs[0]));
+    std::vector<Value> items = items_of(one.line, looked(one.exprs[0]).value);
     frames_.emplace_back();
     if (one.exprs.size() > 1) {
       std::erase_if(items, [&](const Value& item) {
-        assign(one.line, frames_.back(), one.names, item);
-        return !is_true(value_of(one.exprs[1]));
+        assign(one.line, frames_.back(), one.names, copied(one.line, item));
+        return !is_met(one.exprs[1]);
       });
     }
     Flow flow = Flow::kOn;
@@ -245,7 +295,7 @@ class Renderer {
       step(one.line);
       Frame& frame = frames_.back();
       frame.clear();
-      assign(one.line, frame, one.names, items[i]);
+      assign(one.line, frame, one.names, copied(one.line, items[i]));
       Value about = {{"index", i + 1},
                      {"index0", i},
                      {"revindex", items.size() - i},
@@ -253,8 +303,8 @@ class Renderer {
                      {"first", i == 0},
                      {"last", i + 1 == items.size()},
                      {"length", items.size()}};
-      about["previtem"] = i > 0 ? items[i - 1] : undefined();
-      about["nextitem"] = i + 1 < items.size() ? items[i + 1] : undefined();
+      about["previtem"] = i > 0 ? copied(one.line, items[i - 1]) : undefined();
+      about["nextitem"] = i + 1 < items.size() ? copied(one.line, items[i + 1]) : undefined();
       frame["loop"] = std::move(about);
       flow = body(one.bodies[0]);
       if (flow == Flow::kBreak) break;
@@ -273,17 +323,60 @@ class Renderer {
     return nullptr;
   }
 
-  Value value_of(const Expr& expr) {
+  // A value where it is, if it is a variable or a part of one, otherwise in `space`. A call may move it.
+  const Value& look(const Expr& expr, Value& space) {
+    const bool is_item = expr.kind == Expr::Kind::kItem && !expr.children[1].calls;
+    if (expr.kind != Expr::Kind::kLiteral && expr.kind != Expr::Kind::kName && expr.kind != Expr::Kind::kAttribute &&
+        !is_item)
+      return space = value_of(expr);
     step(expr.line);
     const Level level(*this, expr.line);
+    if (expr.kind == Expr::Kind::kLiteral) return expr.value;
+    if (expr.kind == Expr::Kind::kName) {
+      const Value* found = find(expr.text);
+      return found != nullptr ? *found : space = undefined();
+    }
+    Value inner;
+    const Value& container = look(expr.children[0], inner);
+    const Value* found = item(expr.line, container, is_item ? value_of(expr.children[1]) : Value(expr.text));
+    if (found == nullptr) return space = undefined();
+    if (&container == &inner) return space = copied(expr.line, *found);
+    return *found;
+  }
+
+  // What look() found, or made.
+  struct Looked {
+    Value space;
+    const Value& value;
+    Looked(Renderer& renderer, const Expr& expr) : value(renderer.look(expr, space)) {}
+    Looked(const Looked&) = delete;
+    Looked& operator=(const Looked&) = delete;
+  };
+  Looked looked(const Expr& expr) { return Looked(*this, expr); }
+  // The operand of what `whole` is, which stays as it is while the other parts are evaluated.
+  const Value& operand(const Expr& whole, Value& space) {
+    bool others_call = false;
+    for (size_t i = 1; i < whole.children.size(); ++i) others_call = others_call || whole.children[i].calls;
+    return others_call ? space = value_of(whole.children[0]) : look(whole.children[0], space);
+  }
+  bool is_met(const Expr& expr) { return is_true(looked(expr).value); }
+
+  Value value_of(const Expr& expr) {
+    if (expr.kind == Expr::Kind::kLiteral || expr.kind == Expr::Kind::kName || expr.kind == Expr::Kind::kAttribute ||
+        (expr.kind == Expr::Kind::kItem && !expr.children[1].calls)) {
+      Value space;
+      const Value& value = look(expr, space);
+      if (&value == &space) return space;
+      return copied(expr.line, value);
+    }
+    step(expr.line);
+    const Level level(*this, expr.line);
+    Value space;
     switch (expr.kind) {
       case Expr::Kind::kLiteral:
-        return expr.value;
-      case Expr::Kind::kName: {
-        const Value* found = find(expr.text);
-        if (found != nullptr) return *found;
-        return undefined();
-      }
+      case Expr::Kind::kName:
+      case Expr::Kind::kAttribute:
+        break;
       case Expr::Kind::kList: {
         Value list = Value::array();
         for (const Expr& child : expr.children) list.push_back(value_of(child));
@@ -291,36 +384,38 @@ class Renderer {
       }
       case Expr::Kind::kDict: {
         Value object = Value::object();
-        for (size_t i = 0; i < expr.children.size(); i += 2)
-          object[text_of(expr.line, value_of(expr.children[i]))] = value_of(expr.children[i + 1]);
+        for (size_t i = 0; i < expr.children.size(); i += 2) {
+          work(expr.line, object.size() / 8);  // keys are looked up one after the other
+          std::string key = text_of(expr.line, value_of(expr.children[i]));
+          object[std::move(key)] = value_of(expr.children[i + 1]);
+        }
         return object;
       }
-      case Expr::Kind::kAttribute:
-        return item(expr.line, value_of(expr.children[0]), Value(expr.text));
       case Expr::Kind::kItem: {
         const Value container = value_of(expr.children[0]);
-        return item(expr.line, container, value_of(expr.children[1]));
+        const Value* found = item(expr.line, container, value_of(expr.children[1]));
+        return found == nullptr ? undefined() : copied(expr.line, *found);
       }
       case Expr::Kind::kSlice:
         return slice(expr);
       case Expr::Kind::kCall:
         return call(expr);
       case Expr::Kind::kFilter: {
-        const Value value = value_of(expr.children[0]);
+        const Value& value = operand(expr, space);
         return filter(expr.line, expr.text, value, arguments(expr));
       }
       case Expr::Kind::kTest: {
-        const Value value = value_of(expr.children[0]);
+        const Value& value = operand(expr, space);
         return test(expr.line, expr.text, value, arguments(expr));
       }
       case Expr::Kind::kNot:
-        return !is_true(value_of(expr.children[0]));
+        return !is_met(expr.children[0]);
       case Expr::Kind::kNegative:
         return arithmetic(expr.line, "-", Value(0), value_of(expr.children[0]));
       case Expr::Kind::kBinary:
         return binary(expr);
       case Expr::Kind::kChoice:
-        return value_of(expr.children[is_true(value_of(expr.children[0])) ? 1 : 2]);
+        return value_of(expr.children[is_met(expr.children[0]) ? 1 : 2]);
     }
     return undefined();
   }
@@ -338,23 +433,26 @@ class Renderer {
     return all;
   }
 
-  Value item(int line, const Value& container, const Value& key) const {
+  // Null: undefined.
+  const Value* item(int line, const Value& container, const Value& key) {
     if (container.is_discarded()) fail(line, fmt::format("'{}' of something undefined", text_of(line, key)));
     if (container.is_object() && key.is_string()) {
+      work(line, container.size() / 8);
       const auto found = container.find(key.get_ref<const std::string&>());
-      return found == container.end() ? undefined() : *found;
+      return found == container.end() ? nullptr : &*found;
     }
     if (container.is_array() && key.is_number_integer()) {
       const int64_t size = static_cast<int64_t>(container.size()), at = key.get<int64_t>();
       const int64_t index = at < 0 ? at + size : at;
-      return index >= 0 && index < size ? container[static_cast<size_t>(index)] : undefined();
+      return index >= 0 && index < size ? &container[static_cast<size_t>(index)] : nullptr;
     }
     if (container.is_string() && key.is_number_integer()) fail(line, "a character of a text is not understood");
-    return undefined();
+    return nullptr;
   }
 
   Value slice(const Expr& expr) {
-    const Value whole = value_of(expr.children[0]);
+    Value space;
+    const Value& whole = operand(expr, space);
     const Value begin = value_of(expr.children[1]), end = value_of(expr.children[2]), by = value_of(expr.children[3]);
     for (const Value* one : {&begin, &end, &by}) {
       if (!one->is_null() && !one->is_number_integer()) fail(expr.line, "expected whole numbers between [ and ]");
@@ -372,54 +470,63 @@ class Renderer {
     const int64_t first = index(begin, step_size > 0 ? 0 : size - 1), last = index(end, step_size > 0 ? size : -1);
     Value part = Value::array();
     for (int64_t i = first; step_size > 0 ? i < last : i > last; i += step_size)
-      part.push_back(whole[static_cast<size_t>(i)]);
+      part.push_back(charged(expr.line, whole[static_cast<size_t>(i)]));
     return part;
   }
 
   Value binary(const Expr& expr) {
-    const Value left = value_of(expr.children[0]);
-    if (expr.text == "and") return is_true(left) ? value_of(expr.children[1]) : left;
-    if (expr.text == "or") return is_true(left) ? left : value_of(expr.children[1]);
-    const Value right = value_of(expr.children[1]);
-    if (expr.text == "==") return equal(left, right);
-    if (expr.text == "!=") return !equal(left, right);
+    if (expr.text == "and" || expr.text == "or") {
+      Value first = value_of(expr.children[0]);
+      return is_true(first) == (expr.text == "and") ? value_of(expr.children[1]) : std::move(first);
+    }
+    Value space, other;
+    const Value &left = operand(expr, space), &right = look(expr.children[1], other);
+    if (expr.text == "==") return equal(expr.line, left, right);
+    if (expr.text == "!=") return !equal(expr.line, left, right);
     if (expr.text == "in") return contains(expr.line, left, right);
     if (expr.text == "~") return joined(expr.line, text_of(expr.line, left), text_of(expr.line, right));
     if (expr.text[0] == '<' || expr.text[0] == '>') return ordered(expr, left, right);
     return arithmetic(expr.line, expr.text, left, right);
   }
 
-  bool contains(int line, const Value& what, const Value& container) const {
+  bool contains(int line, const Value& what, const Value& container) {
     if (container.is_discarded()) return false;
-    if (container.is_string() && what.is_string())
-      return container.get_ref<const std::string&>().find(what.get_ref<const std::string&>()) != std::string::npos;
-    if (container.is_object()) return what.is_string() && container.contains(what.get_ref<const std::string&>());
+    if (container.is_string() && what.is_string()) {
+      const std::string& text = container.get_ref<const std::string&>();
+      work_text(line, text);
+      return find_text(text, what.get_ref<const std::string&>(), 0) != std::string_view::npos;
+    }
+    if (container.is_object()) return what.is_string() && item(line, container, what) != nullptr;
     if (!container.is_array()) fail(line, "'in' of something that is no text, list or object");
-    return std::ranges::any_of(container, [&](const Value& one) { return equal(one, what); });
+    work(line, container.size() / 8);
+    return std::ranges::any_of(container, [&](const Value& one) { return equal(line, one, what); });
   }
 
-  bool ordered(const Expr& expr, const Value& left, const Value& right) const {
+  bool ordered(const Expr& expr, const Value& left, const Value& right) {
     const bool comparable = (left.is_number() && right.is_number()) || (left.is_string() && right.is_string());
     if (!comparable) fail(expr.line, fmt::format("'{}' of values that have no order", expr.text));
+    charged(expr.line, left);
     if (expr.text == "<") return left < right;
     if (expr.text == "<=") return left <= right;
     return expr.text == ">" ? left > right : left >= right;
   }
 
-  Value joined(int line, std::string left, std::string_view right) const {
+  Value joined(int line, std::string left, std::string_view right) {
     if (left.size() + right.size() > kMostText)
       fail(line, fmt::format("expected a text of at most {} bytes, got {}", kMostText, left.size() + right.size()));
+    work(line, (left.size() + right.size()) / kPieceBytes);
     left += right;
     return left;
   }
 
-  Value arithmetic(int line, std::string_view sign, const Value& left, const Value& right) const {
+  Value arithmetic(int line, std::string_view sign, const Value& left, const Value& right) {
     if (sign == "+" && left.is_string() && right.is_string())
       return joined(line, left.get<std::string>(), right.get_ref<const std::string&>());
     if (sign == "+" && left.is_array() && right.is_array()) {
       if (left.size() + right.size() > kMostItems)
         fail(line, fmt::format("expected a list of at most {} items, got {}", kMostItems, left.size() + right.size()));
-      Value both = left;
+      Value both = copied(line, left);
+      charged(line, right);
       both.insert(both.end(), right.begin(), right.end());
       return both;
     }
@@ -444,43 +551,71 @@ class Renderer {
   Value filter(int line, std::string_view name, const Value& value, const Arguments& given) {
     if (name == "default" || name == "d") {
       const bool other = value.is_discarded() || (is_true(given.get(1, "boolean")) && !is_true(value));
-      const Value standard = given.get(0, "default_value");
-      return !other ? value : standard.is_discarded() ? Value("") : standard;
+      const Value& standard = given.get(0, "default_value");
+      return other && standard.is_discarded() ? Value("") : copied(line, other ? standard : value);
     }
-    if (name == "safe") return value;
+    if (name == "safe") return copied(line, value);
     if (name == "string") return text_of(line, value);
     if (name == "length" || name == "count") return length(line, value);
     if (name == "trim") return std::string(trimmed(text_of(line, value), kBlank, true, true));
     if (name == "lower" || name == "upper") return in_case(text_of(line, value), name == "upper");
     if (name == "capitalize" || name == "title") return capitalized(text_of(line, value), name == "title");
     if (name == "replace")
-      return replaced(text_of(line, value), text_of(line, given.get(0, "old")), text_of(line, given.get(1, "new")));
+      return replaced(line, text_of(line, value), text_of(line, given.get(0, "old")),
+                      text_of(line, given.get(1, "new")));
     if (name == "items") return pairs(line, value);
     if (name == "selectattr" || name == "rejectattr") return chosen(line, value, given, name == "selectattr");
     const bool of_list = name == "list" || name == "first" || name == "last" || name == "join" || name == "map";
     if (!of_list) fail(line, fmt::format("the filter '{}' is not understood", name));
-    const std::vector<Value> items = items_of(line, value);
+    if ((name == "first" || name == "last") && value.is_array())
+      return value.empty() ? undefined() : copied(line, name == "first" ? value.front() : value.back());
+    std::vector<Value> items = items_of(line, value);
     if (name == "list") return items;
-    if (name == "first") return items.empty() ? undefined() : items.front();
-    if (name == "last") return items.empty() ? undefined() : items.back();
+    if (name == "first") return items.empty() ? undefined() : std::move(items.front());
+    if (name == "last") return items.empty() ? undefined() : std::move(items.back());
     if (name == "map") return mapped(line, items, given);
     std::string text;
     const std::string between = text_of(line, given.get(0, "d"));
-    for (size_t i = 0; i < items.size(); ++i)
-      text = joined(line, std::move(text) + (i > 0 ? between : ""), text_of(line, items[i])).get<std::string>();
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) append(line, text, between);
+      append(line, text, text_of(line, items[i]));
+    }
     return text;
   }
 
-  Value length(int line, const Value& value) const {
+  void append(int line, std::string& text, std::string_view more) {
+    if (text.size() + more.size() > kMostText)
+      fail(line, fmt::format("expected a text of at most {} bytes, got {}", kMostText, text.size() + more.size()));
+    work_text(line, more);
+    text += more;
+  }
+
+  std::string replaced(int line, const std::string& text, std::string_view from, std::string_view to) {
+    if (from.empty()) return text;
+    std::string result;
+    size_t begin = 0;
+    const std::string_view whole = text;
+    for (size_t at; (at = find_text(whole, from, begin)) != std::string_view::npos; begin = at + from.size()) {
+      append(line, result, whole.substr(begin, at - begin));
+      append(line, result, to);
+    }
+    append(line, result, whole.substr(begin));
+    return result;
+  }
+
+  Value length(int line, const Value& value) {
     if (value.is_discarded()) return 0;
     if (value.is_array() || value.is_object()) return value.size();
     if (!value.is_string()) fail(line, "a length of something that is no text, list or object");
     const std::string& text = value.get_ref<const std::string&>();  // of UTF-8, by what begins a character
+    work_text(line, text);
     return std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
   }
 
-  Value pairs(int line, const Value& value) const {
+  Value pairs(int line, const Value& value) {
     if (!value.is_object()) fail(line, "items of something that is no object");
+    charged(line, value);
+    work(line, 2 * value.size());
     Value all = Value::array();
     for (const auto& [key, inner] : value.items()) all.push_back(Value::array({key, inner}));
     return all;
@@ -488,30 +623,40 @@ class Renderer {
 
   Value chosen(int line, const Value& value, const Arguments& given, bool keep) {
     Value all = Value::array();
-    const Value attribute = given.get(0, "");
+    const Value& attribute = given.get(0, "");
     Arguments rest;
-    for (size_t i = 2; i < given.values.size(); ++i) rest.values.push_back(given.values[i]);
-    for (const Value& one : items_of(line, value)) {
-      const Value part = item(line, one, attribute);
+    for (size_t i = 2; i < given.values.size(); ++i) rest.values.push_back(copied(line, given.values[i]));
+    for (Value& one : items_of(line, value)) {
+      step(line);
+      const Value* found = item(line, one, attribute);
+      const Value missing = undefined();
+      const Value& part = found == nullptr ? missing : *found;
       const bool holds =
           given.values.size() < 2 ? is_true(part) : test(line, text_of(line, given.values[1]), part, rest);
-      if (holds == keep) all.push_back(one);
+      if (holds == keep) all.push_back(std::move(one));
     }
     return all;
   }
 
   Value mapped(int line, const std::vector<Value>& items, const Arguments& given) {
+    const Level level(*this, line);  // of map('map', ...)
     Value all = Value::array();
-    const Value attribute = given.get(1, "attribute");
+    const Value& attribute = given.get(1, "attribute");
     Arguments rest;
-    for (size_t i = 1; i < given.values.size(); ++i) rest.values.push_back(given.values[i]);
-    for (const Value& one : items)
-      all.push_back(given.values.empty() ? item(line, one, attribute)
-                                         : filter(line, text_of(line, given.values[0]), one, rest));
+    for (size_t i = 1; i < given.values.size(); ++i) rest.values.push_back(copied(line, given.values[i]));
+    for (const Value& one : items) {
+      step(line);
+      if (!given.values.empty()) {
+        all.push_back(filter(line, text_of(line, given.values[0]), one, rest));
+        continue;
+      }
+      const Value* found = item(line, one, attribute);
+      all.push_back(found == nullptr ? undefined() : copied(line, *found));
+    }
     return all;
   }
 
-  bool test(int line, std::string_view name, const Value& value, const Arguments& given) const {
+  bool test(int line, std::string_view name, const Value& value, const Arguments& given) {
     if (name == "defined") return !value.is_discarded();
     if (name == "undefined") return value.is_discarded();
     if (name == "none") return value.is_null();
@@ -525,9 +670,9 @@ class Renderer {
     if (name == "boolean") return value.is_boolean();
     if (name == "true") return value.is_boolean() && value.get<bool>();
     if (name == "false") return value.is_boolean() && !value.get<bool>();
-    const Value other = given.get(0, "");
-    if (name == "eq" || name == "equalto" || name == "sameas") return equal(value, other);
-    if (name == "ne") return !equal(value, other);
+    const Value& other = given.get(0, "");
+    if (name == "eq" || name == "equalto" || name == "sameas") return equal(line, value, other);
+    if (name == "ne") return !equal(line, value, other);
     if (name == "in") return contains(line, value, other);
     if ((name == "odd" || name == "even") && value.is_number_integer())
       return (value.get<int64_t>() % 2 != 0) == (name == "odd");
@@ -537,27 +682,30 @@ class Renderer {
   Value call(const Expr& expr) {
     const Expr& callee = expr.children[0];
     if (callee.kind == Expr::Kind::kAttribute) {
-      const Value value = value_of(callee.children[0]);
+      bool others_call = false;
+      for (size_t i = 1; i < expr.children.size(); ++i) others_call = others_call || expr.children[i].calls;
+      Value space;
+      const Value& value = others_call ? space = value_of(callee.children[0]) : look(callee.children[0], space);
       return method(expr.line, callee.text, value, arguments(expr));
     }
     if (callee.kind != Expr::Kind::kName) fail(expr.line, "a call of this is not understood");
     const std::string& name = callee.text;
     const auto macro = macros_.find(name);
     if (macro != macros_.end()) return expand(*macro->second, arguments(expr));
-    const Arguments given = arguments(expr);
+    Arguments given = arguments(expr);
     if (name == "raise_exception") {
       fail_usage("{}: the template refuses this conversation: {}", where_, text_of(expr.line, given.get(0, "message")));
     }
     if (name == "namespace" || name == "dict") {
       Value object = Value::object();
-      for (const auto& [key, value] : given.named) object[key] = value;
+      for (auto& [key, value] : given.named) object[key] = std::move(value);
       return object;
     }
     if (name == "range") return range(expr.line, given);
     fail(expr.line, fmt::format("the function '{}' is not understood", name));
   }
 
-  Value range(int line, const Arguments& given) const {
+  Value range(int line, const Arguments& given) {
     for (const Value& one : given.values) {
       if (!one.is_number_integer()) fail(line, "range(): expected whole numbers");
     }
@@ -567,6 +715,7 @@ class Renderer {
     const int64_t end = given.values.back().get<int64_t>();
     if (static_cast<double>(end) - static_cast<double>(begin) > static_cast<double>(kMostItems))
       fail(line, fmt::format("range(): expected at most {} numbers, got them from {} to {}", kMostItems, begin, end));
+    work(line, static_cast<size_t>(std::max<int64_t>(end - begin, 0)));
     Value all = Value::array();
     for (int64_t i = begin; i < end; ++i) all.push_back(i);
     return all;
@@ -580,7 +729,7 @@ class Renderer {
     Frame frame;
     const size_t first_default = macro.names.size() - macro.exprs.size();
     for (size_t i = 0; i < macro.names.size(); ++i) {
-      Value value = given.get(i, macro.names[i]);
+      Value value = copied(macro.line, given.get(i, macro.names[i]));
       if (value.is_discarded() && i >= first_default) value = value_of(macro.exprs[i - first_default]);
       frame[macro.names[i]] = std::move(value);
     }
@@ -595,20 +744,22 @@ class Renderer {
     return text;
   }
 
-  Value method(int line, std::string_view name, const Value& value, const Arguments& given) const {
+  Value method(int line, std::string_view name, const Value& value, const Arguments& given) {
     if (value.is_discarded()) fail(line, fmt::format("'{}' of something undefined", name));
     if (value.is_object()) {
       if (name == "items") return pairs(line, value);
       if (name == "keys") return items_of(line, value);
       if (name == "get") {
-        const Value found = item(line, value, given.get(0, ""));
-        const Value standard = given.get(1, "");
-        return !found.is_discarded() ? found : standard.is_discarded() ? Value() : standard;
+        const Value* found = item(line, value, given.get(0, ""));
+        const Value& standard = given.get(1, "");
+        if (found != nullptr && !found->is_discarded()) return copied(line, *found);
+        return standard.is_discarded() ? Value() : copied(line, standard);
       }
     }
     if (value.is_string()) {
       const std::string& text = value.get_ref<const std::string&>();
-      const Value first = given.get(0, "");
+      work_text(line, text);
+      const Value& first = given.get(0, "");
       const std::string what = text_of(line, first);
       if (name == "strip" || name == "lstrip" || name == "rstrip")
         return std::string(
@@ -617,18 +768,22 @@ class Renderer {
       if (name == "capitalize" || name == "title") return capitalized(text, name == "title");
       if (name == "startswith") return text.starts_with(what);
       if (name == "endswith") return text.ends_with(what);
-      if (name == "replace") return replaced(text, what, text_of(line, given.get(1, "")));
-      if (name == "split" && !what.empty()) return split(text, what);
+      if (name == "replace") return replaced(line, text, what, text_of(line, given.get(1, "")));
+      if (name == "split" && !what.empty()) return split(line, text, what);
     }
     fail(line, fmt::format("the method '{}' is not understood", name));
   }
 
-  static Value split(const std::string& text, const std::string& at) {
+  Value split(int line, const std::string& text, std::string_view at) {
     Value parts = Value::array();
     size_t begin = 0;
-    for (size_t end; (end = text.find(at, begin)) != std::string::npos; begin = end + at.size())
+    for (size_t end; (end = find_text(text, at, begin)) != std::string::npos; begin = end + at.size()) {
+      if (parts.size() + 1 >= kMostItems)
+        fail(line, fmt::format("split(): expected at most {} parts, got more", kMostItems));
       parts.push_back(text.substr(begin, end - begin));
+    }
     parts.push_back(text.substr(begin));
+    work(line, parts.size());
     return parts;
   }
 
@@ -637,6 +792,7 @@ class Renderer {
   std::map<std::string, const Statement*, std::less<>> macros_;
   std::string out_;
   int64_t steps_ = 0;
+  size_t work_ = 0;
   int levels_ = 0;
 };
 

@@ -649,10 +649,24 @@ class Parser {
   int depth_ = 0;
 };
 
+bool find_calls(Expr& expr) {
+  expr.calls = expr.kind == Expr::Kind::kCall;
+  for (Expr& child : expr.children) expr.calls = find_calls(child) || expr.calls;
+  return expr.calls;
+}
+void find_calls(std::vector<Statement>& statements) {
+  for (Statement& one : statements) {
+    for (Expr& expr : one.exprs) find_calls(expr);
+    for (std::vector<Statement>& body : one.bodies) find_calls(body);
+  }
+}
+
 }  // namespace
 
 std::vector<Statement> parse(std::string_view text, const std::string& where) {
-  return Parser(Lexer(text, where).run(), where).run();
+  std::vector<Statement> all = Parser(Lexer(text, where).run(), where).run();
+  find_calls(all);
+  return all;
 }
 
 }  // namespace fw::jinja

@@ -34,6 +34,7 @@ struct Expr {
   std::string text;
   std::vector<std::string> names;
   std::vector<Expr> children;
+  bool calls = false;  // it or a part of it is a call, which may change variables
 };
 
 struct Statement {

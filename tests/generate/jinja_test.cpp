@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/stop.h"
 
 namespace fw {
 namespace {
@@ -40,8 +41,8 @@ TEST(Jinja, Expressions) {
       {"{{ messages|length - 1 }} {{ messages[1:]|length }} {{ messages[::-1][0].role }}", "2 2 assistant"},
       {"{{ 'a' ~ 1 ~ none ~ true }} {{ 'A' 'B' }} {{ 'a' + \"\\n\\u00e9\" }}", "a1NoneTrue AB a\n\xc3\xa9"},
       {"{{ -3 // 2 }} {{ -7 % 3 }} {{ 7 % 3 * 2 + 1 }} {{ 7 / 2 }} {{ 1.0 }}", "-2 2 3 3.5 1.0"},
-      {"{{ 'x' in 'xyz' and not 'q' in 'xyz' }} {{ 'role' in messages[0] }} {{ 3 not in [1, 2] }}", "True True True"},
       {"{{ -5|string|length }} {{ -(2 + 3)|string }} {{ 1 - 5|string|length }} {{ 2 * -3|string|length }}", "2 -5 0 4"},
+      {"{{ 'x' in 'xyz' and not 'q' in 'xyz' }} {{ 'role' in messages[0] }} {{ 3 not in [1, 2] }}", "True True True"},
       {"{{ 'then' if on else 'else' }}{{ 'then' if not on }}", "then"},
       {"{{ nothing }}{{ nothing is defined }} {{ nothing|default('d') }} {{ tools is none }}", "False d True"},
       {"{{ nothing or 'b' }} {{ '' and 'c' }} {{ 1 < 2 }} {{ 'a' >= 'b' }}", "b  True False"},
@@ -113,6 +114,47 @@ TEST(Jinja, WorkAndTextAreBounded) {
   EXPECT_THAT(failure("{% set ns = namespace(a='aaaaaaaa') %}{% for i in range(99) %}{% set ns.a = ns.a + ns.a %}"
                       "{% endfor %}"),
               HasSubstr("a text of at most 16777216 bytes, got "));
+}
+
+// Few steps that copy, compare or search much.
+TEST(Jinja, SizesOfStepsAreBounded) {
+  const auto times = [](int count, const std::string& text) {
+    std::string all;
+    for (int i = 0; i < count; ++i) all += text;
+    return all;
+  };
+  const std::string lists = "{% set a = [1] %}" + times(30, "{% set a = [a, a] %}");
+  const std::string texts = "{% set s = 'aaaaaaaaaaaaaaaa' %}" + times(19, "{% set s = s + s %}");
+  EXPECT_THAT(failure(lists), HasSubstr("copies and compares at most 4194304 values (128 bytes of text count as one)"));
+  const std::string loop = "{% for i in range(99000) %}", end = "{% endfor %}";
+  for (const char* body : {"{% if s == s %}{% endif %}", "{% if 'b' in s %}{% endif %}", "{% set t = s|upper %}",
+                           "{% set t = [s] %}", "{% if s|length %}{% endif %}", "{% if s < s %}{% endif %}"}) {
+    EXPECT_THAT(failure(texts + loop + body + end), HasSubstr("copies and compares at most")) << body;
+  }
+  EXPECT_THAT(failure(texts + "{{ s|replace('a', s) }}"), HasSubstr("a text of at most 16777216 bytes, got "));
+  EXPECT_THAT(failure(texts + "{{ s.replace('a', 'bbb') }}"), HasSubstr("a text of at most 16777216 bytes, got "));
+  EXPECT_THAT(failure(texts + "{{ s.split('a')|length }}"), HasSubstr("split(): expected at most 100000 parts"));
+  // Search is linear, also for what is almost found everywhere.
+  EXPECT_EQ(rendered(texts + "{{ (s ~ 'b') in (s ~ s) }}"), "False");
+}
+
+TEST(Jinja, AConversationOfMegabytesIsWritten) {
+  Variables many = conversation();
+  for (int i = 0; i < 2000; ++i) many["messages"].push_back({{"role", "user"}, {"content", std::string(4000, 'x')}});
+  const std::string text =
+      JinjaTemplate(
+          "{% for m in messages %}{% if loop.index0 > 0 and messages[loop.index0 - 1].role != 'system' and "
+          "messages|length "
+          "> 3 and messages[-1].content|trim|length %}{{ m['content'] | trim + m.role }}{% endif %}{% endfor %}",
+          "'t'")
+          .render(many);
+  EXPECT_GT(text.size(), size_t{2000} * 4000);
+}
+
+TEST(Jinja, EndsWhenItIsAskedToStop) {
+  request_stop();
+  EXPECT_THROW(rendered("{{ 1 }}"), Stopped);
+  withdraw_stop();
 }
 
 TEST(Jinja, DepthAndLengthAreBounded) {
