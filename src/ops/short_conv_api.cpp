@@ -225,6 +225,9 @@ void check_tensor(TensorName of, const fw_tensor& t, int32_t dtype, std::initial
     }
     dense *= t.shape[i];
   }
+      } else if (rows && i == 0 && t.stride[0] > (kMostExtent - dense) / (t.shape[0] - 1)) {
+        fail_usage("{}{}: stride[0]: expected strides that reach at most {} elements, got {} for {} elements", prefix,
+                   name, kMostExtent, t.stride[0], t.shape[0]);
 }
 
 template <class T>

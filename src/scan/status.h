@@ -22,6 +22,9 @@ class WorkspaceError : public std::runtime_error {
 // Throws WorkspaceError unless there are `needed` bytes at an aligned address; query: the function that says the size.
 void check_buffer(const char* name, const void* p, size_t bytes, size_t needed, const char* query);
 
+// Elements that a caller's tensor may reach: its bytes fit a pointer's difference.
+constexpr int64_t kMostExtent = int64_t{1} << 59;
+
 // Runs body; whatever it throws becomes a status and a message.
 template <class Body>
 fw_status guarded(const Body& body) {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "rule/enum_names.h"
+#include "scan/status.h"
 
 namespace fw {
 namespace {
@@ -41,9 +42,6 @@ struct Dims {
   }
   void push_back(int64_t s) { size[static_cast<size_t>(rank++)] = s; }
 };
-
-// Of any tensor: its bytes fit a pointer's difference.
-constexpr int64_t kMostExtent = int64_t{1} << 59;
 
 template <class T>
 class Checker {

@@ -276,6 +276,13 @@ TEST(ShortConvCall, SaysWhichArgumentIsWrong) {
   };
   for (const Case& c : cases) EXPECT_THAT(message(c.change, c.kind), StartsWith(c.expected));
   EXPECT_EQ(fw_short_conv_forward(nullptr, nullptr, nullptr, 0), FW_ERROR_ARGUMENT);
+  for (const int shift : {59, 62}) {
+    const auto change = [&](Conv& c, Tensors& t, Tensors&) {
+      c.T = t.x.shape[1] = t.y.shape[1] = 1;
+      t.x.stride[0] = (int64_t{1} << shift) + 4;
+    };
+    EXPECT_THAT(message(change, 'f'), StartsWith("x: stride[0]: expected strides that reach at most "));
+  }
   EXPECT_STREQ(fw_last_error(), "conv: expected a struct, got NULL");
   EXPECT_EQ(fw_short_conv_query(nullptr, nullptr), FW_ERROR_ARGUMENT);
 }
