@@ -74,9 +74,9 @@ struct ConvPlan {
   fw_short_conv conv;
   bool cuda = false;
   int64_t sequences = 0;                 // N
-  SeqLayout layout;                      // of the host; with offsets on the device N sequences in all
+  SeqLayout layout;                      // of the host's offsets; otherwise layout_of() fills it
   const void* device_offsets = nullptr;  // the caller's, of memory DEVICE
-  int64_t tokens() const { return layout.tokens(); }
+  int64_t tokens() const { return conv.B * conv.T; }
   int64_t runs() const { return cuda::parts_of(tokens(), cuda::kConvRun); }
 };
 
@@ -105,7 +105,6 @@ ConvPlan make_conv_plan(const fw_short_conv* given) {
     fail_usage("conv: T: expected at most {} tokens in all, got {} sequences of {}", kMostTokens, conv.B, conv.T);
   if (conv.seqlens.cu_seqlens == nullptr) {
     plan.sequences = conv.B;
-    plan.layout = SeqLayout::uniform(conv.B, conv.T);
     return plan;
   }
   if (conv.B != 1) fail_usage("conv: B: expected 1 with cu_seqlens, got {}", conv.B);
@@ -116,9 +115,6 @@ ConvPlan make_conv_plan(const fw_short_conv* given) {
   if (conv.seqlens.memory == FW_SEQLENS_DEVICE && plan.cuda) {
     check_range("seqlens.max_seqlen", conv.seqlens.max_seqlen, 0, conv.T);
     plan.device_offsets = conv.seqlens.cu_seqlens;
-    std::vector<int64_t> offsets(static_cast<size_t>(plan.sequences) + 1, 0);
-    offsets.back() = conv.T;
-    plan.layout = SeqLayout(std::move(offsets));
     return plan;
   }
   if (conv.seqlens.memory != FW_SEQLENS_HOST) {
@@ -166,8 +162,16 @@ struct ConvSpace {
   }
 };
 
-// The sequences as kernels take them. Forward looks nothing up where each sequence has one token.
-PassLayout layout_of(const ConvPlan& plan, const ConvSpace& space, bool backward) {
+// The sequences as kernels take them. Forward looks nothing up where each sequence has one token. With offsets on the
+// device the last of N sequences has all tokens on the host's side.
+PassLayout layout_of(ConvPlan& plan, const ConvSpace& space, bool backward) {
+  if (plan.conv.seqlens.cu_seqlens == nullptr) {
+    plan.layout = SeqLayout::uniform(plan.conv.B, plan.conv.T);
+  } else if (plan.device_offsets != nullptr) {
+    std::vector<int64_t> offsets(static_cast<size_t>(plan.sequences) + 1, 0);
+    offsets.back() = plan.conv.T;
+    plan.layout = SeqLayout(std::move(offsets));
+  }
   if (!plan.cuda) return {plan.layout};
   if (plan.device_offsets != nullptr) {
     const int64_t longest = plan.conv.seqlens.max_seqlen > 0 ? plan.conv.seqlens.max_seqlen : plan.conv.T;
@@ -221,13 +225,13 @@ void check_tensor(TensorName of, const fw_tensor& t, int32_t dtype, std::initial
       } else if (t.stride[i] != dense && !(rows && i == 0 && t.shape[1] == 1 && t.stride[0] >= t.shape[2])) {
         fail_usage("{}{}: stride[{}]: expected {}{}, got {}", prefix, name, i, dense,
                    rows && i == 0 ? ", that of all tokens" : " (contiguous)", t.stride[i]);
+      } else if (rows && i == 0 && t.stride[0] > (kMostExtent - dense) / (t.shape[0] - 1)) {
+        fail_usage("{}{}: stride[0]: expected strides that reach at most {} elements, got {} for {} elements", prefix,
+                   name, kMostExtent, t.stride[0], t.shape[0]);
       }
     }
     dense *= t.shape[i];
   }
-      } else if (rows && i == 0 && t.stride[0] > (kMostExtent - dense) / (t.shape[0] - 1)) {
-        fail_usage("{}{}: stride[0]: expected strides that reach at most {} elements, got {} for {} elements", prefix,
-                   name, kMostExtent, t.stride[0], t.shape[0]);
 }
 
 template <class T>
@@ -299,7 +303,7 @@ void with_type(const ConvPlan& plan, const Run& run) {
   run(float{});
 }
 
-void forward(const ConvPlan& plan, const fw_short_conv_tensors& t, void* workspace, size_t workspace_bytes) {
+void forward(ConvPlan& plan, const fw_short_conv_tensors& t, void* workspace, size_t workspace_bytes) {
   const fw_short_conv& c = plan.conv;
   check_sources(plan, t);
   check_tensor({"", "y"}, t.y, c.dtype, {c.B, c.T, c.D}, true, true);
@@ -310,6 +314,7 @@ void forward(const ConvPlan& plan, const fw_short_conv_tensors& t, void* workspa
     scope.emplace(c.device_number);
     cuda::require_gpu();
   }
+  if (plan.tokens() == 0 && (t.final_state.data == nullptr || c.W == 1)) return;
   const ConvSpace space(plan, false, workspace);
   const PassLayout layout = layout_of(plan, space, false);
   with_type(plan, [&](auto type) { run_forward<decltype(type)>(plan, t, layout); });
@@ -342,7 +347,7 @@ fw_status fw_short_conv_query(const fw_short_conv* conv, fw_sizes* sizes) {
 fw_status fw_short_conv_forward(const fw_short_conv* conv, const fw_short_conv_tensors* tensors, void* workspace,
                                 size_t workspace_bytes) {
   return fw::guarded([&] {
-    const fw::ConvPlan plan = fw::make_conv_plan(conv);
+    fw::ConvPlan plan = fw::make_conv_plan(conv);
     fw::forward(plan, fw::complete(tensors, "tensors"), workspace, workspace_bytes);
   });
 }
@@ -350,7 +355,7 @@ fw_status fw_short_conv_forward(const fw_short_conv* conv, const fw_short_conv_t
 fw_status fw_short_conv_backward(const fw_short_conv* conv, const fw_short_conv_tensors* tensors,
                                  const fw_short_conv_tensors* grads, void* workspace, size_t workspace_bytes) {
   return fw::guarded([&] {
-    const fw::ConvPlan plan = fw::make_conv_plan(conv);
+    fw::ConvPlan plan = fw::make_conv_plan(conv);
     const fw_short_conv_tensors t = fw::complete(tensors, "tensors"), g = fw::complete(grads, "gradients");
     const fw_short_conv& c = plan.conv;
     fw::check_sources(plan, t);
@@ -381,7 +386,7 @@ fw_status fw_short_conv_backward(const fw_short_conv* conv, const fw_short_conv_
 fw_status fw_short_conv_step(const fw_short_conv* conv, const fw_short_conv_tensors* tensors, void* workspace,
                              size_t workspace_bytes) {
   return fw::guarded([&] {
-    const fw::ConvPlan plan = fw::make_conv_plan(conv);
+    fw::ConvPlan plan = fw::make_conv_plan(conv);
     if (plan.conv.seqlens.cu_seqlens != nullptr)
       fw::fail_usage("conv: seqlens.cu_seqlens: expected NULL in fw_short_conv_step, got an address");
     if (plan.conv.T != 1) fw::fail_usage("conv: T: expected 1 in fw_short_conv_step, got {}", plan.conv.T);

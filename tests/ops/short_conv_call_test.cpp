@@ -2,6 +2,7 @@
 // bit, sequences packed and cut, steps, and what the calls refuse.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
 #include <functional>
@@ -275,7 +276,6 @@ TEST(ShortConvCall, SaysWhichArgumentIsWrong) {
        [](Conv& c, Tensors& t, Tensors&) { c.T = 1, t.initial_state.data = nullptr; }, 's'},
   };
   for (const Case& c : cases) EXPECT_THAT(message(c.change, c.kind), StartsWith(c.expected));
-  EXPECT_EQ(fw_short_conv_forward(nullptr, nullptr, nullptr, 0), FW_ERROR_ARGUMENT);
   for (const int shift : {59, 62}) {
     const auto change = [&](Conv& c, Tensors& t, Tensors&) {
       c.T = t.x.shape[1] = t.y.shape[1] = 1;
@@ -283,8 +283,30 @@ TEST(ShortConvCall, SaysWhichArgumentIsWrong) {
     };
     EXPECT_THAT(message(change, 'f'), StartsWith("x: stride[0]: expected strides that reach at most "));
   }
+  EXPECT_EQ(fw_short_conv_forward(nullptr, nullptr, nullptr, 0), FW_ERROR_ARGUMENT);
   EXPECT_STREQ(fw_last_error(), "conv: expected a struct, got NULL");
   EXPECT_EQ(fw_short_conv_query(nullptr, nullptr), FW_ERROR_ARGUMENT);
+}
+
+// No call has a list of them.
+TEST(ShortConvCall, ManyEmptySequencesTakeNoMemory) {
+  fw_short_conv c = ConvCall{2147482000, 0, 4, 1}.conv(FW_F32);
+  fw_sizes sizes;
+  fw_sizes_init(&sizes);
+  const auto peak = [] {
+    rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    return used.ru_maxrss;
+  };
+  const long before = peak();
+  fw_short_conv_tensors t;
+  fw_short_conv_tensors_init(&t);
+  float weight[4] = {};
+  const int64_t shape[2] = {4, 1};
+  t.weight = fw_tensor_of(weight, FW_F32, 2, shape);
+  EXPECT_EQ(fw_short_conv_query(&c, &sizes), FW_OK);
+  EXPECT_EQ(fw_short_conv_forward(&c, &t, nullptr, 0), FW_OK);
+  EXPECT_LT(peak() - before, 1L << 20) << "KiB";
 }
 
 }  // namespace
