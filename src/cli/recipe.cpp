@@ -75,7 +75,8 @@ struct SetFromNode {
   }
   void operator()(double* target) const {
     if (!node.is_number()) fail("a number", node);
-    set(target, *node.value<double>());
+    // toml++ gives no double for an integer that is not exactly one
+    set(target, node.is_integer() ? static_cast<double>(integer(node, "a number")) : *node.value<double>());
   }
   void operator()(std::string* target) const { set(target, string(node, "a string")); }
   void operator()(StringList* target) const {

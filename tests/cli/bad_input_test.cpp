@@ -67,6 +67,10 @@ TEST(BadConfig, WhatCannotBe) {
   EXPECT_FALSE(std::filesystem::exists(folder / "run/checkpoints"));
 }
 
+  // an integer that is no double exactly
+  spill(folder / "large.toml", "[train]\nbeta1 = 9223372036854775807\n");
+  expect_error(Args{"train", folder / "large.toml"} + Args{"--text", folder / "text", "--out", folder / "run"},
+               "beta1");
 // A switch takes nothing, true or false: "yes" must not quietly mean no.
 // What an imported model came with is another program's: of any kind.
 TEST(BadConfig, AHuggingFaceConfigurationOfAnotherKind) {
