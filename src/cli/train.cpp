@@ -50,6 +50,7 @@
 #include "rule/step_bound.h"
 #include "train/checkpoint.h"
 #include "train/memory_plan.h"
+#include "train/metrics.h"
 #include "train/trainer.h"
 
 namespace fw::cli {
@@ -198,7 +199,7 @@ std::string sample_of(LanguageModel<float>& model, const Tokenizer& tokenizer, u
   }
 }
 
-// A line of samples.jsonl. After a resume a step may have two, of which the later counts.
+// A line of samples.jsonl.
 void keep_sample(const std::string& run, int64_t step, const std::string& text) {
   const std::string path = run + "/samples.jsonl";
   const nlohmann::json sample = {{"step", step}, {"text", text}};
@@ -694,6 +695,8 @@ int Train::train(const Options& options, Communicator& ranks) {
   if (o_.resume) {
     trainer.resume([](const std::string& warning) { say_aside("fastweight train: warning: {}\n", warning); });
     if (leads) note_changes(options);
+    // A step's sample is written before its checkpoint.
+    if (leads) drop_records_after(out + "/samples.jsonl", trainer.step());
   }
   if (ranks.size() > 1)
     require_agreement(

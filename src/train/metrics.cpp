@@ -97,14 +97,22 @@ std::FILE* open_to_append(const std::string& path) {
 
 }  // namespace
 
-MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard)
-    : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
-  write_file_atomic(json_path_, kept_lines(json_path_, [this, step](std::string_view line) {
+int64_t drop_records_after(const std::string& path, int64_t step) {
+  if (!file_exists(path)) return -1;
+  int64_t last = -1;
+  write_file_atomic(path, kept_lines(path, [&](std::string_view line) {
                       const int64_t of_line = json_step(line);
                       const bool keep = of_line >= 0 && of_line <= step;
-                      if (keep) last_step_ = of_line;
+                      if (keep) last = of_line;
                       return keep;
                     }));
+  return last;
+}
+
+MetricsLog::MetricsLog(const std::string& folder, int64_t step, bool tensorboard)
+    : json_path_(folder + "/metrics.jsonl"), csv_path_(folder + "/metrics.csv") {
+  if (!file_exists(json_path_)) write_file_atomic(json_path_, "");
+  last_step_ = drop_records_after(json_path_, step);
   // A record that reached only this file, which is written first, is made again.
   const int64_t csv_step = last_step_ == step ? step : step - 1;
   write_file_atomic(csv_path_,

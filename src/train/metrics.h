@@ -14,6 +14,11 @@
 
 namespace fw {
 
+// Rewrites a file of JSON lines, if it is there, without records after step `step`, which a resumed run writes again,
+// without what is no record, and without a last line that has no end. Returns the last record's step; -1: none. Throws
+// Error(kIo).
+int64_t drop_records_after(const std::string& path, int64_t step);
+
 class MetricsLog {
  public:
   // Opens the files in `folder` to append, after dropping what an earlier run wrote after step `step` (and a last line

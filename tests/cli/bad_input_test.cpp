@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -11,7 +12,9 @@
 namespace fw::test {
 namespace {
 
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::StartsWith;
 using Args = std::vector<std::string>;
 
 void expect_error(const Args& args, const std::string& words) {
@@ -64,13 +67,13 @@ TEST(BadConfig, WhatCannotBe) {
   expect_error(with({"--vocab-size", "100"}), "vocab");
   expect_error(with({"--rule", "precond_gated_deltanet", "--precond-x", "1.5", "--allow-neg-eigval"}), "precond_x");
   expect_error(with({"--rule", "decay=sideways"}), "sideways");
-  EXPECT_FALSE(std::filesystem::exists(folder / "run/checkpoints"));
-}
-
   // an integer that is no double exactly
   spill(folder / "large.toml", "[train]\nbeta1 = 9223372036854775807\n");
   expect_error(Args{"train", folder / "large.toml"} + Args{"--text", folder / "text", "--out", folder / "run"},
                "beta1");
+  EXPECT_FALSE(std::filesystem::exists(folder / "run/checkpoints"));
+}
+
 // A switch takes nothing, true or false: "yes" must not quietly mean no.
 // What an imported model came with is another program's: of any kind.
 TEST(BadConfig, AHuggingFaceConfigurationOfAnotherKind) {
@@ -140,6 +143,19 @@ class Damaged : public testing::Test {
   Folder folder_;
   std::string run_ = folder_ / "run";
 };
+
+// Of steps behind the checkpoint, and one that a full disk cut.
+TEST_F(Damaged, SamplesOfAResumedRunStandOnce) {
+  const std::string path = run_ + "/samples.jsonl";
+  std::filesystem::remove_all(newest());  // of step 6
+  spill(path,
+        "{\"step\":2,\"text\":\"a\"}\n{\"step\":4,\"text\":\"b\"}\n{\"step\":6,\"text\":\"c\"}\n{\"step\":6,\"te");
+  ASSERT_EQ(run({"train", "--resume", "--out", run_, "--sample-every", "2"}).code, 0);
+  const std::string samples = slurp(path);
+  EXPECT_THAT(samples, StartsWith("{\"step\":2,\"text\":\"a\"}\n{\"step\":4,\"text\":\"b\"}\n{\"step\":6,\"text\":"));
+  EXPECT_EQ(std::count(samples.begin(), samples.end(), '\n'), 3) << samples;
+  EXPECT_THAT(samples, EndsWith("}\n"));
+}
 
 TEST_F(Damaged, NewestCheckpointIsPassedOver) {
   const std::string before = slurp(run_ + "/model/model.safetensors");
