@@ -184,8 +184,9 @@ TEST(Hybrids, OtherNamesOfTensorsAreRead) {
   for (const auto& [name, info] : reader.tensors()) {
     if (name == layer + "input_layernorm.weight") {
       writer.add(layer + "attention_layer_norm.weight", info.dtype, info.shape, info.bytes);
-    } else if (name == layer + "post_attention_layernorm.weight") {
-      writer.add(layer + "feedforward_layer_norm.weight", info.dtype, info.shape, info.bytes);
+    } else if (name.ends_with(".post_attention_layernorm.weight")) {
+      // of layer 0 the MLP's; of layer 1, which is attention, the mixer's, as transformers 5.24 saves it
+      writer.add(name.substr(0, layer.size()) + "feedforward_layer_norm.weight", info.dtype, info.shape, info.bytes);
     } else if (name == layer + "linear_attn.conv1d.weight") {
       const size_t row = info.bytes.size() / static_cast<size_t>(info.shape[0]);
       size_t at = 0;

@@ -304,7 +304,11 @@ HfTensor olmo_hybrid_tensor(const ModelConfig& c, const ParamSpec& spec) {
 
 HfTensor olmo_hybrid_first_tensor(const ModelConfig& c, const ParamSpec& spec) {
   const auto [layer, part] = layer_name(spec.name);
-  if (layer < 0 || c.layer_kind(layer) == LayerKind::kAttention) return {};
+  if (layer < 0) return {};
+  if (c.layer_kind(layer) == LayerKind::kAttention) {
+    // transformers 5.24 renames post_attention_layernorm in every layer when it saves
+    return part == "attn_norm.weight" ? HfTensor{in_layer(layer, "feedforward_layer_norm.weight")} : HfTensor();
+  }
   if (part == "attn_norm.weight") return {in_layer(layer, "attention_layer_norm.weight")};
   if (part == "mlp_norm.weight") return {in_layer(layer, "feedforward_layer_norm.weight")};
   if (part.ends_with("_conv1d.weight")) return {in_layer(layer, fmt::format("linear_attn.{}", part.substr(5)))};
