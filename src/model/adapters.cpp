@@ -70,6 +70,15 @@ std::string short_name(const std::string& module) {
   return module.substr(at == std::string::npos ? 0 : at + 1);
 }
 
+// Whether PEFT takes a module's name in target_modules for that of experts' parameters, whatever stands before it: of
+// qwen3_next the projections of MLPs, also of shared experts. Their weights are target_parameters instead.
+bool is_experts_to_peft(const AdapterConfig& config, const std::string& hf, const std::string& module) {
+  if (!config.hf_names || hf.empty()) return false;
+  if (Json::parse(hf).value(Json::json_pointer("/config/model_type"), "") != "qwen3_next") return false;
+  const std::string name = short_name(module);
+  return name == "gate_proj" || name == "up_proj" || name == "down_proj";
+}
+
 bool ends_with_module(const LoraTarget& target, const std::string& end) {
   return std::any_of(target.names.begin(), target.names.end(),
                      [&](const std::string& name) { return name == end || name.ends_with("." + end); });
@@ -313,6 +322,9 @@ void save_adapters(const std::string& folder, const LanguageModel<T>& model) {
     if (target.experts > 0) {
       const auto [module, parameter] = split_name(target.names.back());
       parameters.insert(short_name(module) + "." + parameter);
+    } else if (is_experts_to_peft(config, model.config().hf, target.module)) {
+      const auto [parent, projection] = split_name(target.module);
+      parameters.insert(fmt::format("{}.{}{}", short_name(parent), projection, kWeight));
     } else if (config.lora.modules.empty()) {
       ends.insert(short_name(target.module));
     } else {

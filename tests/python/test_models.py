@@ -560,7 +560,7 @@ class Training(Case):
         text = self.folder / "text.txt"
         text.write_text("".join(random.choice(("abcd", "fgh", "kij")) for _ in range(400)))
         measured = lambda *folder: json.loads(program("eval", *folder, "--text", text, "--context", "0", "--json", "--threads", "1"))["results"][0]["nll"]  # noqa: E731
-        for kind in ("own", *(("kimi_linear", "qwen3_5_moe") if RELEASED.is_dir() else ())):
+        for kind in ("own", *(("kimi_linear", "qwen3_5_moe", "qwen3_next") if RELEASED.is_dir() else ())):
             base, tuned, merged = (self.folder / f"{kind}-{name}" for name in ("base", "tuned", "merged"))
             if kind == "own":
                 made(vocab_size=256, **KIMI).save_pretrained(base)
@@ -578,7 +578,7 @@ class Training(Case):
                 adapters = {name.replace(".default", ""): p for name, p in model.named_parameters() if "lora_" in name}
                 self.assertEqual({name: t.tolist() for name, t in stored.items()}, {name: p.tolist() for name, p in adapters.items()})
                 self.assertTrue(any("experts.base_layer.lora_B" in name for name in stored))
-                self.assertEqual(any("kv_b_proj.lora_B" in name for name in stored), kind != "qwen3_5_moe")
+                self.assertEqual(any("kv_b_proj.lora_B" in name for name in stored), not kind.startswith("qwen3"))
                 with torch.no_grad():
                     loss = F.cross_entropy(model(ids[:, :-1], use_cache=False).logits[0].double(), ids[0, 1:], reduction="sum").item()
                 self.assertAlmostEqual(measured(tuned) / loss, 1, delta=1e-5)
