@@ -163,6 +163,13 @@ OpenModel open_model(const std::string& path, const std::string& precision, cons
                    : tokenizer.empty() ? own_tokenizer(open, vocab_size)
                                        : make_tokenizer(tokenizer);
   check_tokenizer_of(open, !tokenizer.empty());
+  if (tokenizer.empty() && open.tokenizer->type() == "ids") {
+    open.tokenizer = id_tokenizer(
+        open.tokenizer->vocab_size(),
+        fmt::format(": '{}' has no tokenizer; give --tokenizer bytes, or the path of its SentencePiece model or "
+                    "tokenizer.json",
+                    folder));
+  }
   open.model.set_precision(precision == "bf16" ? Precision::kBf16 : Precision::kNative);
   if (open.tokenizer->vocab_size() > open.model.config().vocab_size) {
     fail_usage("'{}': the tokenizer has a vocabulary of {}, the model of {}: they do not belong together", folder,

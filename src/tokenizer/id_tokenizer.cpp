@@ -1,6 +1,7 @@
 // Token ids as text: numbers between spaces. For models that come without a tokenizer that this program reads.
 #include <charconv>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -12,7 +13,7 @@ namespace {
 
 class IdTokenizer final : public Tokenizer {
  public:
-  explicit IdTokenizer(int32_t vocab_size) : vocab_size_(vocab_size) {}
+  IdTokenizer(int32_t vocab_size, std::string advice) : vocab_size_(vocab_size), advice_(std::move(advice)) {}
   int32_t vocab_size() const override { return vocab_size_; }
   std::vector<int32_t> encode(std::string_view text) const override {
     constexpr std::string_view kSpace = " \t\r\n";
@@ -23,8 +24,8 @@ class IdTokenizer final : public Tokenizer {
       int32_t id = -1;
       const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
       if (error != std::errc() || end != word.data() + word.size() || id < 0 || id >= vocab_size_) {
-        fail_usage("text of token ids: expected numbers from 0 to {} between spaces, got '{}'", vocab_size_ - 1,
-                   utf8_start(word, 40));
+        fail_usage("text of token ids: expected numbers from 0 to {} between spaces, got '{}'{}", vocab_size_ - 1,
+                   utf8_start(word, 40), advice_);
       }
       ids.push_back(id);
       begin += word.size();
@@ -54,13 +55,14 @@ class IdTokenizer final : public Tokenizer {
 
  private:
   int32_t vocab_size_;
+  std::string advice_;
 };
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size) {
+std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size, std::string advice) {
   if (vocab_size < 1) fail_usage("token ids: expected a vocabulary of at least 1, got {}", vocab_size);
-  return std::make_unique<IdTokenizer>(vocab_size);
+  return std::make_unique<IdTokenizer>(vocab_size, std::move(advice));
 }
 
 }  // namespace fw

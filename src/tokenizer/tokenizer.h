@@ -36,7 +36,8 @@ class Tokenizer {
 
 std::unique_ptr<Tokenizer> byte_tokenizer();
 // Text is numbers between spaces; every piece is a number and a space.
-std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size);
+// advice: what the error of a text that is no such numbers ends with.
+std::unique_ptr<Tokenizer> id_tokenizer(int32_t vocab_size, std::string advice = "");
 // A SentencePiece model, with the tokens and the end of text that added_tokens.json, tokenizer_config.json and
 // special_tokens_map.json beside it say.
 std::unique_ptr<Tokenizer> sentencepiece_tokenizer(const std::string& model_path);

@@ -72,6 +72,11 @@ TEST(HuggingFaceTokenizer, AFolderOfAnotherLibraryThatHasOne) {
   EXPECT_EQ(slurp(hf + "/tokenizer.json"), definition());
   std::filesystem::remove(hf + "/tokenizer.json");
   EXPECT_THAT(ok({"import", hf, folder / "ids"}).out, HasSubstr("tokenizer: ids"));
+  for (const std::string& model : {hf, folder / "ids"}) {
+    const Outcome text = run({"generate", model, "--prompt", "Once"});
+    EXPECT_EQ(text.code, 2);
+    EXPECT_THAT(text.err, HasSubstr(model + "' has no tokenizer; give --tokenizer bytes, or the path of"));
+  }
   spill(hf + "/tokenizer.json", definition());
   EXPECT_THAT(ok({"import", hf, folder / "named"}).out, HasSubstr("tokenizer: huggingface"));
   EXPECT_EQ(slurp(folder / "named/tokenizer.json"), definition());
