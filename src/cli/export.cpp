@@ -26,7 +26,8 @@ class Export : public Command {
     return "MODEL is a model or run folder. TARGET is written with config.json and model.safetensors as "
            "flash-linear-attention reads them; what it has no "
            "layer "
-           "for is an error that says which keys stand in the way. Of an imported model the configuration is the one "
+           "for is an error that says which keys stand in the way, but with --merge it becomes a model folder of "
+           "ours. Of an imported model the configuration is the one "
            "it came with, and so are tensors that "
            "have not been trained since. The tokenizer goes along as programs of the Hugging Face family read it "
            "(bytes as a tokenizer.json with a token for "
@@ -45,11 +46,18 @@ class Export : public Command {
     check_new_folder("TARGET", target_);
     OpenModel open = open_model(model_, "f32", tokenizer_, "cpu", adapter_, LoadFor::kTraining);
     if (!merge_ && !open.adapter.empty())
-      fail_usage("--merge: expected it with adapters ('{}'), which a folder without PEFT cannot have", open.adapter);
+      fail_usage("'{}' holds LoRA adapters: add --merge to write merged weights", open.adapter);
     if (merge_ && open.adapter.empty())
       fail_usage("--merge: expected adapters, in MODEL or with --adapter, got '{}', a model without", open.folder);
     if (merge_) merge_adapters(open.model);
-    const nlohmann::json config = config_to_hf(open.model.config());  // before the folder is made
+    std::string obstacle;
+    const nlohmann::json config = layout_for_others(open.model.config(), obstacle);  // before the folder is made
+    if (!obstacle.empty()) {
+      write_own(open);
+      say("{}: {}, a model folder of fastweight, since {}; tokenizer: {}\n", target_, describe(open.model.config()),
+          obstacle, open.tokenizer->type());
+      return kExitOk;
+    }
     NewFolder target("TARGET", target_);
     save_tokenizer_for_others(target_, *open.tokenizer);
     copy_side_files(open.folder, target_, tokenizer_.empty());
@@ -63,6 +71,24 @@ class Export : public Command {
   }
 
  private:
+  // The configuration; or why there is none, where a folder of ours does as well.
+  nlohmann::json layout_for_others(const ModelConfig& config, std::string& obstacle) const {
+    try {
+      return config_to_hf(config);
+    } catch (const Error& error) {
+      if (!merge_ || !config.hf.empty() || error.kind() != ErrorKind::kUsage) throw;
+      obstacle = error.what();
+      return {};
+    }
+  }
+  void write_own(const OpenModel& open) const {
+    NewFolder target("TARGET", target_);
+    open.tokenizer->save(target_);
+    copy_side_files(open.folder, target_, tokenizer_.empty());
+    save_model(target_, open.model);  // its config.json last: a folder that has one is whole
+    target.keep();
+  }
+
   bool merge_ = false;
   std::string model_, target_, adapter_, tokenizer_;
 };

@@ -129,11 +129,28 @@ TEST_F(LoraRun, KeepsAndTestsTheBestAdapters) {
 
 TEST_F(LoraRun, ExportMergesThem) {
   const std::string merged = *folder_ / "merged";
-  EXPECT_THAT(error({"export", tuned(), *folder_ / "unmerged"}), HasSubstr("--merge: expected it with adapters"));
+  EXPECT_THAT(error({"export", tuned(), *folder_ / "unmerged"}),
+              HasSubstr("holds LoRA adapters: add --merge to write merged weights"));
   EXPECT_THAT(error({"export", "--merge", base(), *folder_ / "unmerged"}), HasSubstr("--merge: expected adapters"));
   const Outcome outcome = fw::test::run({"export", "--merge", tuned(), merged});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NEAR(loss({merged}), loss({tuned()}), 1e-5);
+}
+
+// Of a model that flash-linear-attention has no layer for.
+TEST_F(LoraRun, ExportMergesAnOwnModel) {
+  const std::string base = *folder_ / "own", tuned = *folder_ / "own-tuned", merged = *folder_ / "own-merged";
+  ASSERT_EQ(fw::test::run(tiny_train(*folder_ / "text", base)).code, 0);
+  ASSERT_EQ(fw::test::run({"train", "--from", base, "--lora", "2", "--text", *folder_ / "text", "--out", tuned, "--lr",
+                           "1e-2", "--steps", "3", "--batch", "2", "--length", "32", "--threads", "1"})
+                .code,
+            0);
+  EXPECT_THAT(error({"export", base, merged}), HasSubstr("flash-linear-attention has no model that computes this"));
+  const Outcome outcome = fw::test::run({"export", "--merge", tuned, merged});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("a model folder of fastweight, since flash-linear-attention has no model"));
+  EXPECT_NEAR(loss({merged}), loss({tuned}), 1e-5);
+  EXPECT_EQ(fw::test::run({"train", "--from", merged, "--text", *folder_ / "text", "--dry-run"}).code, 0);
 }
 
 TEST_F(LoraRun, MemoryIsPlannedWithoutGradientsOfTheModel) {
