@@ -397,7 +397,9 @@ bool Generate::write_prompts(const Session& prefix, const Tokenizer& tokenizer) 
     }
   } else {
     const bool lines = !is_json_lines(prompts_);
-    const auto source = open_text(prompts_, "prompt");
+    LineRules rules("prompt");
+    rules.has_option = false;
+    const auto source = open_text(prompts_, rules);
     std::string waiting, piece(size_t{1} << 16, '\0');
     const auto line_of = [&](std::string line) {
       if (lines && line.ends_with('\r')) line.pop_back();

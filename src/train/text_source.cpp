@@ -175,10 +175,10 @@ class JsonLines final : public TextSource {
       }
     }
     if (!parsed && reader.not_json()) return fmt::format("not valid JSON: {}", reader.problem());
-    if (!parsed) return fmt::format("{}; --field names the string that is the text", reader.problem());
+    const std::string_view advice = rules_.has_option ? "; --field names the string that is the text" : "";
+    if (!parsed) return fmt::format("{}{}", reader.problem(), advice);
     if (!reader.object()) return "expected a JSON object a line, got another value";
-    if (!reader.found())
-      return fmt::format("no key \"{}\" in this line; --field names the string that is the text", rules_.field);
+    if (!reader.found()) return fmt::format("no key \"{}\" in this line{}", rules_.field, advice);
     return {};
   }
 

@@ -32,6 +32,7 @@ struct LineRules {
   LineRules(const char* key) : field(key) {}  // NOLINT(google-explicit-constructor)
 
   std::string field = "text";  // the key whose string is the text
+  bool has_option = true;      // whether --field names that key: errors advise it
   // Gets "FILE:LINE: why" of a line that is no JSON object with a string of this key; the line is left out. Null: it is
   // an Error(kUsage).
   std::function<void(const std::string&)> on_bad;

@@ -18,6 +18,7 @@ namespace fw::test {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using Json = nlohmann::json;
 using Args = std::vector<std::string>;
 
@@ -178,6 +179,10 @@ TEST_F(Generate, PromptsGoOnFromOneState) {
   ASSERT_EQ(text({"--prompt", "and a ", "--tokens", "0", "--state-save", path("prefix")}), "");
   spill(path("two"), "key\nit");
   spill(path("prompts.jsonl"), "{\"prompt\": \"key\"}\n{\"prompt\": \"two\\nlines\"}\n");
+  spill(path("number.jsonl"), "{\"prompt\": 5}\n");
+  const Outcome number = run(command({"--prompts", path("number.jsonl")}));
+  EXPECT_THAT(number.err, HasSubstr("\"prompt\" is not a string"));
+  EXPECT_THAT(number.err, Not(HasSubstr("--field")));
   const auto loaded =
       json({"--state-load", path("prefix"), "--prompts", path("prompts.jsonl"), "--tokens", "20", "--greedy"});
   ASSERT_EQ(loaded.size(), 2u);
