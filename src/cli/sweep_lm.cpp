@@ -285,7 +285,9 @@ Plot lm_contexts(const std::vector<Judged>& all, const std::vector<ModelRate>& g
   const bool bytes = all_have(all, &Judged::At::bits_per_byte);
   plot.y_label = bytes ? "bits per byte" : "loss (nats per token)";
   std::map<std::string, size_t> of_model;
-  for (const auto& [name, lr] : groups) {
+  for (const ModelRate& group : groups) {
+    const std::string& name = group.first;
+    const double lr = group.second;
     std::vector<std::vector<PlotPoint>> seeds;
     for (const Judged& j : all) {
       if (j.name != name || j.lr != lr) continue;

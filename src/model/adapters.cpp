@@ -286,6 +286,7 @@ void load_adapters(const std::string& folder, LanguageModel<T>& model) {
     const auto found = known.find(module_of(name));
     if (found == known.end()) {
       std::vector<std::string> all;
+      all.reserve(known.size());
       for (const auto& [module, target] : known) all.push_back(module);
       const std::string near = nearest(module_of(name), all);
       fail_usage(

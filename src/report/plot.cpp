@@ -261,7 +261,7 @@ std::string color_of(const std::string& rule) { return look_of(rule).color; }
 bool is_hybrid(const std::string& rule) { return rule.find('+') != std::string::npos; }
 
 std::string family_of(const std::string& rule) {
-  const std::string name = normal_name(rule);
+  std::string name = normal_name(rule);
   for (const VariantLook& variant : kVariants) {
     if (name == variant.name) return std::string(variant.family);
   }

@@ -1,6 +1,7 @@
 // Jinja as chat templates use it. Expected texts are what Jinja 3.1 writes with transformers' settings.
 #include "generate/jinja.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -129,7 +130,8 @@ TEST(Jinja, SizesOfStepsAreBounded) {
   const std::string loop = "{% for i in range(99000) %}", end = "{% endfor %}";
   for (const char* body : {"{% if s == s %}{% endif %}", "{% if 'b' in s %}{% endif %}", "{% set t = s|upper %}",
                            "{% set t = [s] %}", "{% if s|length %}{% endif %}", "{% if s < s %}{% endif %}"}) {
-    EXPECT_THAT(failure(texts + loop + body + end), HasSubstr("copies and compares at most")) << body;
+    const std::string whole = fmt::format("{}{}{}{}", texts, loop, body, end);
+    EXPECT_THAT(failure(whole), HasSubstr("copies and compares at most")) << body;
   }
   EXPECT_THAT(failure(texts + "{{ s|replace('a', s) }}"), HasSubstr("a text of at most 16777216 bytes, got "));
   EXPECT_THAT(failure(texts + "{{ s.replace('a', 'bbb') }}"), HasSubstr("a text of at most 16777216 bytes, got "));

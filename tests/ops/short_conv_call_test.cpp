@@ -110,7 +110,7 @@ struct ConvCall {
   Values<T_> backward(const Values<T_>& in, const Values<T_>& douts, const Values<T_>& before) const {
     const Strided<T_> x(rows(), D, in[0]), dy(rows(), D, douts[0]);
     Strided<T_> dx(rows(), D);
-    std::vector<T_> dweight = before[1], dbias = before[3];
+    std::vector<T_> dweight(before[1].begin(), before[1].end()), dbias(before[3].begin(), before[3].end());
     const fw_short_conv_tensors t = sources(in, x);
     fw_short_conv_tensors d;
     fw_short_conv_tensors_init(&d);
