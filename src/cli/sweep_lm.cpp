@@ -306,8 +306,8 @@ Plot lm_contexts(const std::vector<Judged>& all, const std::vector<ModelRate>& g
   return plot;
 }
 
-// More lines than a reader can tell apart are three pictures: rules and layers; hybrids and ablations, each with the
-// rules that they are made of. Their names are those of the files.
+// More than kMostLines are three pictures: rules and layers; hybrids beside what they are made of; ablations beside
+// their base. kContextPictures has the names of the files.
 constexpr size_t kMostLines = 12;
 constexpr const char* kContextPictures[] = {"contexts", "contexts-hybrids", "contexts-ablations"};
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "base/error.h"
 #include "base/stop.h"
 #include "generate/jinja_syntax.h"
+#include "generate/jinja_text.h"
 
 namespace fw {
 
@@ -39,19 +39,6 @@ bool is_true(const Value& value) {
   return !value.empty();
 }
 
-std::string_view trimmed(std::string_view text, std::string_view what, bool left, bool right) {
-  if (left) text.remove_prefix(std::min(text.find_first_not_of(what), text.size()));
-  if (right) text = text.substr(0, text.find_last_not_of(what) + 1);
-  return text;
-}
-
-// As text.find(what, begin), in time linear in the text whatever `what` is.
-size_t find_text(std::string_view text, std::string_view what, size_t begin) {
-  if (begin > text.size()) return std::string_view::npos;
-  const void* found = ::memmem(text.data() + begin, text.size() - begin, what.data(), what.size());
-  return found == nullptr ? std::string_view::npos : static_cast<size_t>(static_cast<const char*>(found) - text.data());
-}
-
 // Values in it, and pieces of its text; more than `most` is not counted to the end.
 size_t size_of(const Value& value, size_t most) {
   if (value.is_string()) return 1 + value.get_ref<const std::string&>().size() / kPieceBytes;
@@ -64,25 +51,6 @@ size_t size_of(const Value& value, size_t most) {
       size += size_of(*one, most - std::min(size, most));
   }
   return size;
-}
-
-std::string in_case(std::string text, bool upper) {
-  for (char& c : text) {
-    if (upper ? c >= 'a' && c <= 'z' : c >= 'A' && c <= 'Z') c = static_cast<char>(c ^ 0x20);
-  }
-  return text;
-}
-
-// Of ASCII letters: the first large and the others small, of the text or of every word.
-std::string capitalized(std::string text, bool every_word) {
-  text = in_case(std::move(text), false);
-  bool begins = true;
-  for (char& c : text) {
-    const bool letter = c >= 'a' && c <= 'z';
-    if (letter && begins) c = static_cast<char>(c ^ 0x20);
-    begins = every_word && !letter;
-  }
-  return text;
 }
 
 // What a call, a filter or a test came with.
